@@ -72,7 +72,7 @@ def _with_ranks(run: Run) -> str:
 
 def _measured(run: Run, seen: _Events) -> RunMeasures:
     config = flat_settings(run.config)
-    summary = _summary_of_its_end(run) or _summary_of_steps(run, seen)
+    summary = _summary_of_its_end(run, seen) or _summary_of_steps(run, seen)
     learners: list[dict[str, Any]] = list(summary["learners"].values())
     steps, skipped = int(summary["steps"]), sum(learner["skipped"] for learner in learners)
     split = summary.get("metric_split") or next((name for name in ("test", "val") if name in seen.metrics), "")
@@ -182,10 +182,17 @@ def _digest_of_data(run: Run) -> str:
     return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
 
 
-def _summary_of_its_end(run: Run) -> dict[str, Any]:
-    """Return the summary if the last attempt wrote it, else empty: a failed attempt keeps the one before it."""
+def _summary_of_its_end(run: Run, seen: _Events) -> dict[str, Any]:
+    """Return the summary if the last attempt wrote it, else empty: a failed attempt keeps the one before it.
+
+    Without counts, as of sharded watched loops, they are taken from the steps.
+    """
     last = run.state.attempts[-1].to_step if run.state.attempts else None
-    return run.summary if run.state.status == "done" or last == run.summary.get("steps") else {}
+    if run.state.status != "done" and last != run.summary.get("steps"):
+        return {}
+    return (
+        run.summary if "learners" in run.summary or not run.summary else {**_summary_of_steps(run, seen), **run.summary}
+    )
 
 
 def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:

@@ -152,8 +152,9 @@ class WatchedLearner:
             self._histograms = UpdateHistograms(self.name, step, self._models)
 
     def _tensors(self) -> Tensors:
-        pairs = [(part(one.detach()), _dense(one.grad)) for one in self._params]
-        return dict(zip(self.names, pairs, strict=True))
+        """Return weights and gradients by name, without those that another rank counts."""
+        here = zip(self.names, self._params, self._counted_here, strict=True)
+        return {name: (part(one.detach()), _dense(one.grad)) for name, one, counted in here if counted}
 
     def _given(self) -> list[nn.Parameter]:
         return [one for group in self.optimizer.param_groups for one in group["params"]]

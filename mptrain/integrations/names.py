@@ -39,6 +39,13 @@ def parameter_names(models: Mapping[str, nn.Module]) -> dict[int, str]:
     return names
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside the wrappers of frameworks."""
+    held = (getattr(module, name, None) for name in _WRAPPERS)
+    inner = next((one for one in held if isinstance(one, nn.Module)), None)
+    return module if inner is None else unwrapped(inner)
+
+
 def without_wrappers(name: str) -> str:
     """Return the name of a module or parameter without the attributes of wrappers."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

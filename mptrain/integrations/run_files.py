@@ -168,7 +168,9 @@ class RunFiles:
 
     def _summary(self) -> dict[str, Any]:
         """Return counts, and without evaluations the mean of the last losses as what comparisons judge."""
-        counts = {"steps": self._steps, "learners": self._learners}
+        counts: dict[str, Any] = {"steps": self._steps}
+        if not self._loop.sharded:  # there a rank cannot count the overflows of the others
+            counts["learners"] = self._learners
         if self._evaluated or not self._losses:
             return counts
         loss = sum(self._losses) / len(self._losses)
@@ -190,8 +192,7 @@ class RunFiles:
         if self._state.status != "running":
             return
         self._files.close()
-        if not self._loop.sharded:  # there a rank cannot count the overflows of the others
-            write_summary(self._directory.paths.summary, self._summary())
+        write_summary(self._directory.paths.summary, self._summary())
         error = sys.exc_info()[1]
         if error is None:
             self._state = self._state.end("done", "", 0, self._steps)

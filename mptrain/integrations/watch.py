@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import WatchedLearner, rank
 from mptrain.integrations.losses import watch_losses
-from mptrain.integrations.names import Models, named_models, parameter_names
+from mptrain.integrations.names import Models, named_models, parameter_names, unwrapped
 from mptrain.integrations.run_files import RunFiles, WatchedLoop, rank_files
 from mptrain.integrations.scalers import listen
 from mptrain.numerics.shards import is_sharded
@@ -248,15 +248,21 @@ def _files(
     if rank() > 0:
         return rank_files(root.absolute(), rank(), sharded=sharded)
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in parameters}))
-    kinds = ", ".join(type(each).__name__ for each in models.values())
+    kinds = ", ".join(type(unwrapped(each)).__name__.removeprefix("FSDP" * sharded) for each in models.values())
     parts = {
         "model": f"{kinds}, {sum(one.numel() for one in parameters):,} parameters",
         "precision": f"parameters {dtypes}" + ", sharded (FSDP2)" * sharded,
         "scaler": "none" if scaler is None else _described(scaler),
-        "optimizer": "; ".join(f"{type(one).__name__}(lr={float(one.param_groups[0]['lr']):g})" for one in optimizers),
+        "optimizer": "; ".join(f"{type(one).__name__}(lr={_first_rate(one):g})" for one in optimizers),
     }
     device = parameters[0].device if parameters else torch.device("cpu")
     return RunFiles(root, WatchedLoop(parts, {} if scaler is None else _rule(scaler), device, sharded))
+
+
+def _first_rate(optimizer: torch.optim.Optimizer) -> float:
+    """Return the rate that the user gave, before a schedule changed it."""
+    group = optimizer.param_groups[0]
+    return float(group.get("initial_lr", group["lr"]))
 
 
 def _described(scaler: torch.amp.GradScaler) -> str:

@@ -42,12 +42,19 @@ def merged_histograms(ranks: Sequence[Iterable[HistogramRecord]]) -> Iterator[Hi
     """Yield the histograms of the steps that all ranks have recorded, over all shards and all samples."""
     for same in zip(*ranks, strict=False):
         tensors = {
-            kind: {name: merged(one.tensors[kind][name] for one in same if name in one.tensors[kind]) for name in named}
+            kind: {
+                name: merged(counts for one in same if (counts := one.tensors.get(kind, {}).get(name)))
+                for name in named
+            }
             for kind, named in same[0].tensors.items()
         }
-        pairs = {name: zip(*(one.unchanged[name] for one in same), strict=True) for name in same[0].unchanged}
-        unchanged = {name: (sum(moving), sum(lost)) for name, (moving, lost) in pairs.items()}
+        unchanged = {name: _sum(one.unchanged.get(name, (0, 0)) for one in same) for name in same[0].unchanged}
         yield replace(same[0], overflow=any(one.overflow for one in same), tensors=tensors, unchanged=unchanged)
+
+
+def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    moving, lost = zip(*pairs, strict=True)
+    return sum(moving), sum(lost)
 
 
 def _merged_overflow(same: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -86,8 +86,8 @@ class Run:
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of every event of the run in order, such as overflows, scale changes and evaluations.
 
-        The field ``event`` is the kind. Non-finite numbers are restored. After an overflow of a watched loop come those
-        of single ranks (``rank_overflow``).
+        The field ``event`` is the kind. Non-finite numbers are restored. Those of single ranks of a watched loop
+        (``rank_overflow``) stand beside the overflow of all; of sharded parameters there is one for all shards.
         """
         if shards := self._shards():
             yield from merged_events([self._events_of(each.events) for each in shards])

@@ -9,6 +9,7 @@ import sys
 import pytest
 from small_runs import environment
 
+from mptrain.comparison.run_measures import measure
 from mptrain.numerics.exponents import total
 from mptrain.runlog import read_run
 from mptrain.runlog.run_paths import RunPaths
@@ -77,3 +78,6 @@ def test_records_of_sharded_parameters_are_merged_when_they_are_read(tmp_path):
     assert total(first.tensors["weight_gradients"]["0.weight"]) == 16 * 8
     assert first.unchanged["0.weight"][0] <= 16 * 8
     assert not run.paths.steps.exists()  # there it would have the norm of a part
+    seen = measure(run)
+    assert (seen.steps, seen.updates, seen.skipped, seen.split) == (5, 4, 1, "train")
+    assert run.state.parts["model"].startswith("Network, ")
