@@ -31,7 +31,7 @@ from mptrain.config.trust import apply_typed_allow, download_arguments
 from mptrain.config.value_checks import first_line, show
 from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.runlog.directory import refuse_other_version
-from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.errors import ConfigError, Problem, StorageError
 
 #: Hint for ``--config-dir``.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
@@ -76,6 +76,11 @@ def reload(
         raise ConfigError(f"the saved configuration cannot be read: {error}", error.hint) from error
     if not isinstance(tree, dict):
         raise ConfigError("the saved configuration is not a mapping")
+    if "watched" in tree:
+        raise StorageError(
+            "the run was trained by a loop that mptrain.watch recorded: it has no configuration and no checkpoints",
+            "mptrain report and recommend read it; mptrain.diagnose(model, loss_fn, batch) in the loop examines a step",
+        )
     node = OmegaConf.create(tree)
     composer = Composer()
     words = read(overrides, composer.catalogue)
