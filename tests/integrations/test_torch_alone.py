@@ -25,7 +25,7 @@ with mptrain.watch(model, optimizer, scaler, every=2, dir=sys.argv[1]) as watch:
         scaler.step(optimizer)
         scaler.update()
 print(watch.last["step"])
-for name in ("recommend",):
+for name in ("doctor", "diagnose", "recommend"):
     try:
         getattr(mptrain, name)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What the commands and functions that read run directories say of a watched loop,."""
+"""What the commands and functions that read run directories say of a watched loop, and of a step of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import nn
 
 import mptrain
 from mptrain.cli.main import main
+from mptrain.runlog import read_run
 from mptrain.system.errors import StorageError
 
 
@@ -59,3 +60,18 @@ def test_histograms_are_asked_for_by_the_argument_of_the_watch(tmp_path):
     said = str(mptrain.recommend(tmp_path / "few"))
     assert "Train for 299 steps or more with every=9 in mptrain.watch." in said
     assert "diagnostics" not in said
+
+
+def test_an_examination_inside_a_watched_loop_leaves_no_trace_in_its_record(tmp_path):
+    def examine(model, batch):
+        assert mptrain.doctor(model, loss_of, batch).ok
+        assert mptrain.diagnose(model, loss_of, batch, loss_scale=8.0).ok
+
+    records = []
+    for name, between in (("plain", lambda *_: None), ("examined", examine)):
+        watched(tmp_path / name, steps=2, every=1, between=between)
+        run = read_run(tmp_path / name)
+        records.append(([*run.steps()], [*run.histograms()], [*run.events()]))
+    (steps, *plain), (examined_steps, *examined) = records
+    assert plain == examined
+    assert [(one.loss, one.grad_norm) for one in steps] == [(one.loss, one.grad_norm) for one in examined_steps]
