@@ -1,6 +1,7 @@
 """Mixed precision training from the command line, with a record of every step's loss scale and overflow.
 
-`mptrain.watch` records the same of a training loop that somebody else wrote; `mptrain.open_run` reads a run directory.
+`mptrain.watch` records the same of a training loop that somebody else wrote, `mptrain.doctor` and `mptrain.diagnose`
+examine a step of it, and `mptrain.recommend` a loss scale for it; `mptrain.open_run` reads a run directory.
 """
 
 # Nothing is imported here: `python -m mptrain` runs this before `__main__` leaves the current folder out of the search.
@@ -8,14 +9,24 @@
 __version__ = "0.2.0"
 
 #: Functions for Python programs, and their modules, which are imported when they are used.
-_FUNCTIONS = {"open_run": ("mptrain.runlog.run_reader", "read_run"), "watch": ("mptrain.integrations.watch", "watch")}
+_FUNCTIONS = {
+    "diagnose": ("mptrain.inspection.loop_checks", "diagnose"),
+    "doctor": ("mptrain.inspection.loop_checks", "doctor"),
+    "open_run": ("mptrain.runlog.run_reader", "read_run"),
+    "recommend": ("mptrain.report.forecast_page", "recommend"),
+    "watch": ("mptrain.integrations.watch", "watch"),
+}
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
     """Return a function for Python programs."""
-    if name in _FUNCTIONS:
-        import importlib
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        module, function = _FUNCTIONS[name]
+    module, function = _FUNCTIONS[name]
+    try:
         return getattr(importlib.import_module(module), function)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        hint = "install mptrain with its dependencies (pip install -e . in its folder)"
+        raise ImportError(f"mptrain.{name} needs {error.name}, which is not installed: {hint}") from error

@@ -32,7 +32,7 @@ from mptrain.config.value_checks import first_line, show
 from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.runlog.directory import refuse_other_version
 from mptrain.runlog.run_paths import WATCHED
-from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.errors import ConfigError, Problem, StorageError
 
 #: Hint for ``--config-dir``.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
@@ -96,8 +96,10 @@ def reload(
     if not isinstance(tree, dict):
         raise ConfigError("the saved configuration is not a mapping")
     if WATCHED in tree:
-        what = "the run is that of a watched loop (mptrain.watch), which has no model, data or options of mptrain's"
-        raise ConfigError(what, "report, recommend, replay and compare read its records")
+        raise StorageError(
+            "the run was trained by a loop that mptrain.watch recorded: it has no configuration and no checkpoints",
+            "report, recommend, replay and compare read it; mptrain.diagnose(model, loss_fn, batch) examines a step",
+        )
     node = OmegaConf.create(tree)
     composer = Composer()
     words = read(overrides, composer.catalogue)

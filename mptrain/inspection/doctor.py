@@ -62,7 +62,8 @@ class ScalingReport:
         modules: Gradient errors by module in call order; empty if the passes failed.
         reference: Dtype of the reference gradients: ``float64`` or ``float32``; empty if the passes failed.
         samples: Number of samples in the batch.
-        notes: Differences from training, one sentence each.
+        notes: Differences from training, and the minor findings, one sentence each.
+        minor: The minor findings.
     """
 
     evidence: ScalingEvidence
@@ -71,14 +72,17 @@ class ScalingReport:
     reference: str
     samples: int
     notes: tuple[str, ...]
+    minor: tuple[Finding, ...] = ()
 
 
-def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
+def check_scaling(
+    config: Config, tell: Callable[[str], None], advise: Callable[[str], str] = "set {}".format
+) -> ScalingReport:
     """Compare the first step's gradients in a configuration's precision with those in FP64, at many loss scales.
 
     The scales are the powers of two from 2^0 to 2^24, or from 2^-24 if the gradient of the loss overflows at 2^0. No
     weight is updated. An override is part of a hint only if the same check finds no such problem with it. ``tell`` is
-    called with progress messages.
+    called with progress messages, and ``advise`` makes an override a part of a hint.
 
     Raises:
         ConfigError: The precision is not half precision, or the configuration is inconsistent.
@@ -103,7 +107,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     )
     if report.modules and not any(one.kind == "fp32" for one in report.findings):
         words = words or "precision=fp32"  # in which the check computed the step too
-    return replace(report, findings=with_words(report.findings, words))
+    return replace(report, findings=with_words(report.findings, words, advise))
 
 
 def _helps(config: Config, words: str, report: ScalingReport, tell: Callable[[str], None]) -> bool:
@@ -205,9 +209,10 @@ def _report(
     modules: Sequence[ModuleScaling] = (),
     reference: str = "",
 ) -> ScalingReport:
-    minor = (f"{listed([label(name) for name in one.where])}: {one.what}" for one in found if one.minor)
+    minor = tuple(one for one in found if one.minor)
+    notes = (*notes, *(f"{listed([label(name) for name in one.where])}: {one.what}" for one in minor))
     found = [one for one in found if not one.minor]
-    return ScalingReport(evidence, found, modules, reference, batch.samples, (*notes, *minor))
+    return ScalingReport(evidence, found, modules, reference, batch.samples, notes, minor)
 
 
 def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ wrong or not finite at any scale because of it. Independent problems of other mo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from mptrain.inspection.doctor_ranges import (
@@ -138,11 +138,13 @@ def proposals(found: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[s
         yield wide
 
 
-def with_words(found: Sequence[Finding], words: str | None) -> list[Finding]:
-    """Return findings whose hints name an override that was tried; None if none helped."""
-    return [
-        replace(one, hint=f"{one.hint}, or set {words}") if one.keep and words is not None else one for one in found
-    ]
+def with_words(
+    found: Sequence[Finding], words: str | None, advise: Callable[[str], str] = "set {}".format
+) -> list[Finding]:
+    """Return findings whose hints name an override that was tried, as ``advise`` puts it; None if none helped."""
+    if words is None:
+        return list(found)
+    return [replace(one, hint=f"{one.hint}, or {advise(words)}") if one.keep else one for one in found]
 
 
 def _keep(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
@@ -175,7 +177,7 @@ def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
         f"neither {form} nor the loss scale is the cause"
     )
     masked = "softmax" in first.operator and not first.finite_inputs
-    yield Finding("fp32", (first.module,), what, _ALL_MASKED if masked else _OPERATOR)
+    yield Finding("fp32", (first.module,), what, _ALL_MASKED if masked else _OPERATOR, operator=first.operator)
 
 
 def _refused(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -209,7 +211,7 @@ def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
             what = f"{value:g} is beyond {form.max:g}, the largest {name} number ({operator}){raised}"
             hint = _FILL if _plain(operator) in _FILLS else _NO_FILL
         minor = becomes == "unneeded"
-        yield Finding("constant", tuple(modules), what, hint, _keep(evidence, modules), minor=minor)
+        yield Finding("constant", tuple(modules), what, hint, _keep(evidence, modules), operator, minor=minor)
 
 
 def _stored(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -249,7 +251,8 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
         form = f"{_NAMES[evidence.compute]}, where torch's autocast on CUDA uses FP32"
         hint = "compute the loss in FP32, from logits.float()" if in_loss else "call .float() on the inputs"
         what, minor = f"{named} in {form}{consequence}", not consequence and not in_loss
-        yield Finding("narrow", tuple(modules), what, hint, () if minor else _keep(evidence, modules), minor=minor)
+        keep = () if minor else _keep(evidence, modules)
+        yield Finding("narrow", tuple(modules), what, hint, keep, named, minor=minor)
 
 
 def _first_break(evidence: ScalingEvidence, module: str) -> Operation | None:
@@ -340,7 +343,7 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
             inexact = evidence.operators.get(module)
             operator = operator_name(first) if first is not None else inexact.operator if inexact else ""
             alike.setdefault((math.isfinite(errors.half), operator), []).append((module, boundary, errors, first))
-    for members in alike.values():
+    for (_, operator), members in alike.items():
         where = tuple(dict.fromkeys(module for module, _, _, _ in members))
         worst, boundary, errors, first = max(members, key=lambda one: one[2].half)
         explained = errors.explained if math.isfinite(errors.explained) else EPSILONS * evidence.form.epsilon
@@ -355,7 +358,7 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
         hint = "check for half-precision arithmetic that should be FP32"
         if where == (LOSS,):
             what, hint = what.replace("the output", "its value", 1), "compute the loss in FP32, from logits.float()"
-        yield Finding("output", where, what, hint, _keep(evidence, where))
+        yield Finding("output", where, what, hint, _keep(evidence, where), operator)
 
 
 def _modules(causes: Sequence[Finding]) -> Collection[str]:

@@ -212,8 +212,9 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
         yield Remedy((), "inputs of mean 0 and deviation 1 (standardise them in the data set)", None, "not tried")
         yield from _until_it_helps(_wide_inputs(case))
         return
-    if not good:
-        yield Remedy((), text, None, "no sample of the batch is finite")
+    if not good or not bad:
+        why = "no sample of the batch is finite" if bad else "the batch cannot be divided into samples"
+        yield Remedy((), text, None, why)
         return
     saved_step = replace(case.saved_step, batch=_chosen(case.saved_step.batch, good))
     seen = observation_of(observe_step(case.parts, saved_step), case.seen.learner)

@@ -15,7 +15,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from mptrain.build.learners import build_scaler
+from mptrain.comparison.configurations import flat
 from mptrain.config.compose import reload, reload_watched
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with, is_allow_override
@@ -33,7 +34,7 @@ from mptrain.numerics.overflow_check import Verdict
 from mptrain.numerics.words import counted
 from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
 from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory
-from mptrain.report.run_blocks import unfinished_note
+from mptrain.report.run_blocks import histogram_words, is_watched, unfinished_note
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.scaler.base import Scaler, ScalerState
@@ -69,7 +70,8 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     directory = find_run(run)
     text = directory.read_config()
     recorded = read_run(directory.root)
-    load = reload_watched if recorded.watched else reload
+    settings = flat(text)
+    load = reload_watched if is_watched(settings) else reload
     own, config = load(text, trusted), load(text, [*overrides, *trusted])
     # The run's own rule saw verdicts in the run's format; any other rule is replayed for FP16.
     traces, steps = read_traces(recorded, half=own.precision.compute == "float16" or not overrides)
@@ -77,7 +79,9 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     with torch.inference_mode():  # less overhead for the many small operators of a rule
         for record in steps:
             if record.learner not in walks:
-                walks[record.learner] = _Walk(record.learner, own, config, traces[record.learner])
+                walks[record.learner] = _Walk(
+                    record.learner, own, config, traces[record.learner], histogram_words(settings, 1)
+                )
             walks[record.learner].take(record)
     if not walks:
         raise DataError(f"{directory.root} has no recorded steps", "train it for some steps first")
@@ -87,9 +91,9 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     notes = _notes(own, recorded, dead=directory.holder() is None)
     untold = sum(one.replayed.unknown for one in learners)
     if untold:
-        notes.append(_nothing_tells(directory.root, untold, config.extensions.allow))
+        notes.append(_nothing_tells(directory.root, untold, config.extensions.allow, settings))
     elif any(one.estimated for one in learners) and not any(one.tells_gradients() for one in traces.values()):
-        notes.append(_NO_HISTOGRAMS)
+        notes.append(_no_histograms(settings))
     if any(one.stuck for one in learners):
         notes.append(ONE_BECOMES_ALL)
     return Replay(
@@ -101,19 +105,21 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     )
 
 
-_NO_HISTOGRAMS = (
-    "the run has no histograms: if the outcome of a step at another scale does not follow from its own outcome, it is "
-    "estimated from neighbouring steps; train with diagnostics=histograms for better estimates"
-)
+def _no_histograms(settings: Mapping[str, Any]) -> str:
+    return (
+        "the run has no histograms of clean steps: if the outcome of a step at another scale does not follow from its "
+        f"own outcome, it is estimated from neighbouring steps; train with {histogram_words(settings)} for better "
+        "estimates"
+    )
 
 
-def _nothing_tells(root: Path, steps: int, packages: Sequence[str]) -> str:
+def _nothing_tells(root: Path, steps: int, packages: Sequence[str], settings: Mapping[str, Any]) -> str:
     line = command_with(f"mptrain diagnose {shlex.quote(str(root))}", packages)
+    repeats = "" if is_watched(settings) else f"; {line} repeats one of them at other scales"
     return (
         f"the records do not show how {counted(steps, 'step')} would have ended at another scale: they count as "
-        f"unknown, and the rule continues as if they had ended as recorded; {line} repeats one of them at other "
-        "scales; a run with diagnostics=histograms, at a scale at which most steps are clean, records enough for all "
-        "of them"
+        f"unknown, and the rule continues as if they had ended as recorded{repeats}; a run with "
+        f"{histogram_words(settings)}, at a scale at which most steps are clean, records enough for all of them"
     )
 
 
@@ -230,8 +236,8 @@ _JUDGED: Final = {
 class _Walk:
     """Replay of the loss scaling rule of one learner."""
 
-    def __init__(self, name: str, own: Config, config: Config, trace: Trace) -> None:
-        self._name = name
+    def __init__(self, name: str, own: Config, config: Config, trace: Trace, with_histograms: str) -> None:
+        self._name, self._with_histograms = name, with_histograms
         self._scaler = build_scaler(config.for_learner(name).scaler)
         self._own_words = build_scaler(own.for_learner(name).scaler).describe()
         self._measure: Measure | None = self._scaler.measure
@@ -289,5 +295,5 @@ class _Walk:
         missing = "no clean step has histograms" if self._trace.looked_at else "the run has no histograms"
         return DataError(
             f"the rule ({self._scaler.describe()}) measures gradients, and {missing}",
-            "train with diagnostics=histograms diagnostics.every=1, which records them",
+            f"train with {self._with_histograms}, which records them",
         )

@@ -209,6 +209,7 @@ def _faulty_inputs(parts: Parts, batch: Batch, saved_step: SavedStep) -> tuple[N
         wrong = tensor.isfinite().logical_not()  # all False for integer tensors
         if wrong.any():
             samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
+            samples = samples if wrong.shape[:1] == (batch.samples,) else wrong.new_zeros(0)  # of another dimension
             wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype
             kind = "nan" if tensor.isnan().any() else "inf"
             found.append(NonfiniteTensor(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))

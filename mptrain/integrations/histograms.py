@@ -32,7 +32,7 @@ class UpdateHistograms(HistogramWatch):
                 continue
             for name, module in model.named_modules():
                 if is_looked_at(module):
-                    hook = _in_training(self._hook(prefix + without_wrappers(name), self._hooks))
+                    hook = _in_training(module, self._hook(prefix + without_wrappers(name), self._hooks))
                     self._hooks.callback(module.register_forward_hook(hook).remove)
 
     def backward_ended(self, tensors: Tensors, verdict: Verdict) -> None:
@@ -60,9 +60,9 @@ class UpdateHistograms(HistogramWatch):
         self._hooks.close()
 
 
-def _in_training(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a forward hook that leaves out passes without gradients, such as those of an evaluation."""
-    return lambda *arguments: hook(*arguments) if torch.is_grad_enabled() else None
+def _in_training(module: nn.Module, hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a forward hook that leaves out passes without gradients, as in an evaluation, and those of copies."""
+    return lambda one, *more: hook(one, *more) if torch.is_grad_enabled() and one is module else None
 
 
 def _is_compiled(module: nn.Module) -> bool:

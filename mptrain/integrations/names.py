@@ -40,10 +40,11 @@ def parameter_names(models: Mapping[str, nn.Module]) -> dict[int, str]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers of frameworks."""
-    held = (getattr(module, name, None) for name in _WRAPPERS)
-    inner = next((one for one in held if isinstance(one, nn.Module)), None)
-    return module if inner is None else unwrapped(inner)
+    """Return the module inside the wrappers of torch.compile, DataParallel, DDP and Fabric."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return unwrapped(module.module)
+    inner = getattr(module, "_orig_mod", None) or getattr(module, "_original_module", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
 def without_wrappers(name: str) -> str:

@@ -6,6 +6,7 @@ The figure has underflow on the left, overflow on the right, and the measurement
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
 from mptrain.numerics.words import counted, elided, number, share
 from mptrain.report import plotting
 from mptrain.report.page import Cell, Plot, Table, table
+from mptrain.report.run_blocks import histogram_words, scale_words
 from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
 
 #: Maximum characters of a module's name.
@@ -45,11 +47,12 @@ def power(exponent: int) -> str:
     return f"2^{exponent}" if exponent > 13 else f"2^{exponent} ({2**exponent:,})"
 
 
-def recommendation(forecast: Forecast, words: str) -> str:
+def recommendation(forecast: Forecast, settings: Mapping[str, Any], learner: str = "") -> str:
     """Return the recommended static loss scale and the usable range, or the reason for none, as sentences for the user.
 
-    ``words`` are those of `mptrain.report.run_blocks.scale_words`.
+    ``settings`` is the run's configuration by dotted key; ``learner`` is empty if the run has only one.
     """
+    words = scale_words(settings, learner)
     if not forecast.sampled_steps:
         return (
             "No scale can be recommended: the sampled steps of this run have no gradients, or their loss scale is 0 or "
@@ -63,7 +66,7 @@ def recommendation(forecast: Forecast, words: str) -> str:
     if forecast.highest is None:
         return f"Gradients overflow FP16 even without a loss scale, {seen}: no static scale of 1 or more is usable."
     if forecast.too_few:
-        return f"No loss scale can be recommended yet, {seen}: {_too_few(forecast)} {_more_looks(forecast)}"
+        return f"No loss scale can be recommended yet, {seen}: {_too_few(forecast)} {_more_looks(forecast, settings)}"
     if not forecast.has_range:
         said = f"No static loss scale is usable at every step, {seen}: use dynamic loss scaling."
         if forecast.recommended is None:
@@ -114,13 +117,13 @@ def _is_short(forecast: Forecast) -> bool:
     return 0 < forecast.evidence.recorded < FEWEST
 
 
-def _more_looks(forecast: Forecast) -> str:
+def _more_looks(forecast: Forecast, settings: Mapping[str, Any]) -> str:
     steps, samples = max(forecast.evidence.recorded or forecast.steps, FEWEST), len(forecast.sampled_steps)
     every = max(steps // max(_ENOUGH, 2 * samples), 1)
     train = f"Train for {FEWEST} steps or more" if _is_short(forecast) else "Train again"
     if not _is_short(forecast) and steps // every <= samples:
         train = "Train for more steps"
-    return f"{train} with diagnostics=histograms diagnostics.every={every}."
+    return f"{train} with {histogram_words(settings, every)}."
 
 
 def reasons(forecast: Forecast) -> list[str]:

@@ -11,7 +11,14 @@ from mptrain.report.curves import MOST_BUCKETS
 from mptrain.report.forecast_blocks import forecast_plot, forecast_table, reasons, recommendation
 from mptrain.report.histogram_summary import forecasts, read_histograms
 from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
-from mptrain.report.run_blocks import OpenedRun, commands, environment, open_with_history, scale_words, unfinished_note
+from mptrain.report.run_blocks import (
+    OpenedRun,
+    commands,
+    environment,
+    histogram_words,
+    open_with_history,
+    unfinished_note,
+)
 from mptrain.report.sweep_points import MeasuredScales, read_measured
 from mptrain.system.errors import StorageError
 
@@ -60,9 +67,15 @@ class Recommendation:
         settings = self.opened.settings
         several = len(self.forecasts) > 1
         return [
-            (f"{name}: " if several else "") + recommendation(forecast, scale_words(settings, name if several else ""))
+            (f"{name}: " if several else "") + recommendation(forecast, settings, name if several else "")
             for name, forecast in self.forecasts.items()
         ]
+
+    def __str__(self) -> str:
+        """Return the recommendation of each learner with its reasons, and the notes, as lines of text."""
+        pairs = zip(self.sentences(), self.forecasts, strict=True)
+        said = [line for sentence, name in pairs for line in (sentence, *(f"  {why}" for why in self.reasons(name)))]
+        return "\n".join([*said, *(f"note: {one}" for one in self.notes)])
 
     def reasons(self, learner: str) -> list[str]:
         """Return the reasons for the loss scale recommended for a learner, as sentences."""
@@ -74,12 +87,19 @@ class Recommendation:
         return forecast_table(forecast, self.measured) if forecast.scales else None
 
 
-def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
-    """Recommend static FP16 loss scales for a run from its gradient histograms.
+def recommend(path: str | Path, sweep: str | Path | None = None) -> Recommendation:
+    """Recommend static FP16 loss scales for a run, or a loop that `mptrain.watch` recorded, from gradient histograms.
 
-    ``sweep`` is the folder of a sweep over static scales whose results are shown beside the forecast, or None. Raise
-    StorageError if the path is not a run or has no histograms, or if the sweep is none or has no static scales.
+    ``str`` of the result is text for people. Nothing is written, and torch is not imported.
+
+    Args:
+        path: The run directory.
+        sweep: Folder of a sweep over static scales whose results are shown beside the forecast.
+
+    Raises:
+        StorageError: The path is not a run or has no histograms, or the sweep is none or has no static scales.
     """
+    path, sweep = Path(path), None if sweep is None else Path(sweep)
     measured = read_measured(sweep) if sweep is not None else None
     opened = open_with_history(path, MOST_BUCKETS)
     running = opened.run.state.status == "running"
@@ -88,9 +108,8 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
     found = read_histograms(opened.run, damages)
     if not found:
         again = "restore the file from a backup, or train again" if damages else "train it"
-        raise StorageError(
-            f"{path} has no histograms{': ' + damages[0] if damages else ''}", f"{again} with diagnostics=histograms"
-        )
+        hint = f"{again} with {histogram_words(opened.settings)}"
+        raise StorageError(f"{path} has no histograms{': ' + damages[0] if damages else ''}", hint)
     return Recommendation(opened, forecasts(opened.run, found), measured, sweep, (*notes, *damages))
 
 

@@ -36,7 +36,7 @@ from mptrain.report.histogram_summary import (
     worst_first,
 )
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
-from mptrain.report.run_blocks import OpenedRun, scale_words
+from mptrain.report.run_blocks import OpenedRun
 from mptrain.system.records import ExponentCounts, TensorKind
 
 #: Maximum rows of a table of tensors. The worst come first.
@@ -67,7 +67,7 @@ def gradient_histogram_blocks(opened: OpenedRun) -> list[Block | None]:
 def _learner(opened: OpenedRun, name: str, found: LearnerHistograms, forecast: Forecast) -> list[Block | None]:
     tail, whose = (f"-{_ids(name)}", f", {name}") if name else ("", "")
     return [
-        Text(f"{f'{name}: ' if name else ''}{recommendation(forecast, scale_words(opened.settings, name))}"),
+        Text(f"{f'{name}: ' if name else ''}{recommendation(forecast, opened.settings, name)}"),
         Text(_looked(found)),
         Bullets(tuple(reasons(forecast))),
         plots(

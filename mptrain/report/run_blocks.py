@@ -16,7 +16,7 @@ from mptrain.numerics.words import counted, duration, moment
 from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Table, Text, Tone, facts, table
 from mptrain.report.run_history import History, read_history
 from mptrain.runlog.directory import open_run
-from mptrain.runlog.run_paths import CAPTIONS
+from mptrain.runlog.run_paths import CAPTIONS, WATCHED
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.runlog.sweeps import SweepJob
 from mptrain.system.errors import StorageError
@@ -55,7 +55,7 @@ class OpenedRun:
     @property
     def is_watched(self) -> bool:
         """True if another program trained, watched by `mptrain.watch`."""
-        return any(key.partition(".")[0] == "watched" for key in self.settings)
+        return is_watched(self.settings)
 
     @property
     def metric(self) -> str:
@@ -140,12 +140,19 @@ def commands(run: Run) -> list[Block]:
 _STATIC: Final = "mptrain.scaler.StaticScaler"
 
 
+def is_watched(settings: Mapping[str, Any]) -> bool:
+    """Return whether another program trained, watched by `mptrain.watch`; ``settings`` are by dotted key."""
+    return any(key.partition(".")[0] == WATCHED for key in settings)
+
+
 def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
     """Return the overrides that set a static loss scale, up to its value: ``precision=fp16_static scaler.scale=``.
 
     Only the overrides that the run's configuration (``settings``, by dotted key) needs are included. ``learner`` is
-    empty if the run has only one.
+    empty if the run has only one. For a watched loop they are arguments of torch's scaler, which then never grows.
     """
+    if is_watched(settings):
+        return "GradScaler with growth_interval=10**9 and init_scale="
     own = f"learners.{learner}.scaler" if learner else "scaler"
     if settings.get("precision.compute") != "float16":
         first = "precision=fp16_static "
@@ -153,6 +160,13 @@ def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
         rule = settings.get(f"{own}._target_") or settings.get("scaler._target_")
         first = "" if rule == _STATIC else "scaler=static "
     return f"{first}{own}.scale="
+
+
+def histogram_words(settings: Mapping[str, Any], every: int | None = None) -> str:
+    """Return the overrides with which a run records histograms, ``every`` so many steps; of a watch its argument."""
+    if is_watched(settings):
+        return f"every={every or 100} in mptrain.watch"
+    return "diagnostics=histograms" + (f" diagnostics.every={every}" if every else "")
 
 
 def shared_parts(runs: Iterable[OpenedRun]) -> list[Block]:

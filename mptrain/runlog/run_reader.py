@@ -17,7 +17,7 @@ from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.rank_records import merged_events, merged_histograms, merged_steps
 from mptrain.runlog.record_writer import VAL_PREFIX, is_header
-from mptrain.runlog.run_paths import WATCHED, RunPaths
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary_file import read_summary
@@ -45,11 +45,6 @@ class Run:
     config: str
     overrides: tuple[str, ...]
     summary: dict[str, Any]
-
-    @property
-    def watched(self) -> bool:
-        """True if `mptrain.watch` wrote the run: a loop of others, without configuration, data and checkpoints."""
-        return self.config.startswith(f"{WATCHED}:")
 
     def steps(self) -> Iterator[StepRecord]:
         """Yield the record of every attempted step and learner in order, with non-finite numbers restored."""

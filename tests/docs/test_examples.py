@@ -59,6 +59,15 @@ def test_a_watched_loop_names_skips_and_a_schedule_that_moved(tmp_path):
     assert len((tmp_path / "outputs/watched/steps.jsonl").read_text().splitlines()) == 100
 
 
+def test_a_loop_that_is_examined_gets_the_report_that_is_shown(capsys):
+    program, shown = re.search(
+        r"```python\n(from collections.*?)```\n\n```\n(.*?)```", PAGES["docs/watch.md"], re.DOTALL
+    ).groups()
+    exec(program, {})
+    said, expected = (re.sub(r"[\d.]+", "#", text) for text in (capsys.readouterr().out, shown))
+    assert said == expected
+
+
 @pytest.mark.process
 def test_a_comparison_reaches_a_verdict(tmp_path):
     reference, compared = output_of("compare.py", tmp_path).splitlines()[-2:]

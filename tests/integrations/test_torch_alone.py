@@ -25,6 +25,14 @@ with mptrain.watch(model, optimizer, scaler, every=2, dir=sys.argv[1]) as watch:
         scaler.step(optimizer)
         scaler.update()
 print(watch.last["step"])
+for name in ("doctor", "diagnose", "recommend"):
+    try:
+        getattr(mptrain, name)
+    except ImportError as error:
+        assert str(error).startswith(f"mptrain.{name} needs "), error
+        assert str(error).endswith("install mptrain with its dependencies (pip install -e . in its folder)"), error
+    else:
+        raise AssertionError(name)
 """
 
 

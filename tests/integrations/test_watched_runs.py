@@ -74,8 +74,8 @@ def test_watched_runs_are_compared_by_their_last_losses_or_their_evaluations(tmp
 @pytest.mark.parametrize("command", ["resume", "eval", "export"])
 def test_what_a_watched_run_does_not_have_is_said(command, tmp_path, capsys):
     half_loop(tmp_path / "run", 0, None)
-    assert main([command, str(tmp_path / "run")]) == 2
-    assert "the run is that of a watched loop" in capsys.readouterr().err
+    assert main([command, str(tmp_path / "run")]) == 6
+    assert "a loop that mptrain.watch recorded" in capsys.readouterr().err
 
 
 def test_updates_that_round_away_are_counted_but_not_those_of_rate_0(tmp_path):
