@@ -15,12 +15,11 @@ from mptrain.engine.step import Learner
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.parameter_groups import (
     ParameterGroup,
-    ParameterOptions,
     layer_factors,
     parameter_options,
     require_matches,
 )
-from mptrain.optimizer.rules import Rule
+from mptrain.optimizer.rules import ParameterOptions, Rule
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.optimizer.weights import Weights
 from mptrain.parallel.strategy import ParallelStrategy

@@ -20,7 +20,7 @@ from mptrain.system.extras import load_extra
 from mptrain.system.torch_private import has_kernel
 
 if TYPE_CHECKING:
-    from mptrain.optimizer.parameter_groups import ParameterOptions
+    from mptrain.optimizer.rules import ParameterOptions
 
 #: Makes an optimizer of groups of parameters, as torch.optim's classes do.
 OptimizerClass = Callable[..., torch.optim.Optimizer]

@@ -32,7 +32,7 @@ from mptrain.system.torch_private import foreach_div, fused_step, has_step_hooks
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
     from mptrain.optimizer.masters import MasterWeights
-    from mptrain.optimizer.parameter_groups import ParameterOptions
+    from mptrain.optimizer.rules import ParameterOptions
 
 
 class TorchUpdater:

@@ -11,8 +11,7 @@ from torch.autograd.graph import increment_version
 
 from mptrain.numerics.overflow_check import Verdict, memory_order
 from mptrain.numerics.shards import as_part_of, part_for
-from mptrain.optimizer.parameter_groups import ParameterOptions
-from mptrain.optimizer.rules import Group, Rule, UpdateInputs
+from mptrain.optimizer.rules import Group, ParameterOptions, Rule, UpdateInputs
 
 if TYPE_CHECKING:
     from mptrain.optimizer.masters import MasterWeights
