@@ -45,11 +45,7 @@ READING_FUNCTIONS = {
     ("torch_updater.py", "_read"): "the one read of a step that the header tells of",
     ("torch_updater.py", "__init__"): "asks for properties of optimizers",
     ("torch_updater.py", "describe"): "counts parameters, before the first step",
-    ("torch_updater.py", "state_dict"): "sorts names, at a checkpoint",
     ("torch_updater.py", "load_state_dict"): "once, after a restart",
-    ("torch_updater.py", "_same"): "at a checkpoint: compares constants, which are on the host or few",
-    ("torch_updater.py", "_require_sound"): "in the first updates, of which the host reads the flag in any case",
-    ("torch_updater.py", "_failed"): "formats an error",
 }
 #: Files that hold plain numbers alone.
 WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "overflow_limits.py", "words.py"})

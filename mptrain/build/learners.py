@@ -5,22 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mptrain.build.workload import (
-    require_known_learners,
-)
+from mptrain.build.workload import require_known_learners
 from mptrain.config.schedules import build_schedule
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target
 from mptrain.engine.step import Learner
 from mptrain.optimizer.average import WeightAverage
-from mptrain.optimizer.parameter_groups import (
-    ParameterGroup,
-    ParameterOptions,
-    layer_factors,
-    parameter_options,
-    require_matches,
-)
-from mptrain.optimizer.rules import Rule
+from mptrain.optimizer.parameter_groups import ParameterGroup, layer_factors, parameter_options, require_matches
+from mptrain.optimizer.rules import ParameterOptions, Rule
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.optimizer.weights import Weights
 from mptrain.parallel.strategy import ParallelStrategy

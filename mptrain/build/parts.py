@@ -19,12 +19,7 @@ from mptrain.build.parallelism import (
     warnings_about_parallelism,
 )
 from mptrain.build.refusals import refuse_hooks_in_compiled, refuse_single_samples
-from mptrain.build.workload import (
-    build_dataset,
-    build_task,
-    describe_statistics,
-    describe_untold,
-)
+from mptrain.build.workload import build_dataset, build_task, describe_statistics, describe_untold
 from mptrain.config.schedules import schedule_notes
 from mptrain.config.schema import Config
 from mptrain.engine.buffer_guard import BufferGuard
@@ -35,10 +30,7 @@ from mptrain.engine.monitor import require_monitored
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.step import Plan
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
-from mptrain.precision.apply import (
-    autocast,
-    set_matmul_precision,
-)
+from mptrain.precision.apply import autocast, set_matmul_precision
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, uses_upcast
 from mptrain.system.device import capabilities, untried, use

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mptrain.comparison.arms import choose_reference, pair_by_seed
+from mptrain.comparison.evidence import Sample, pair, sample
 from mptrain.comparison.explanations import max_concurrent_runs, remarks
 from mptrain.comparison.fairness import check_fairness, differing_keys
 from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings
 from mptrain.comparison.results import Arm, ArmResult, ArmVerdict, Comparison, Interval, Objection, RunMeasures
 from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import mean_interval, ratio_interval, rounding_spread
-from mptrain.comparison.verdict import Sample, decide, pair, sample
+from mptrain.comparison.verdict import decide
 from mptrain.system.errors import EXIT_NUMERICS, UsageError, suggest
 
 #: Default equivalence margin, in the metric's unit: a percentage point of accuracy, a hundredth of a nat.

@@ -11,10 +11,11 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
+from mptrain.config.allowed_targets import PACKAGES, resolve
 from mptrain.config.catalogue import SHARED, Catalogue, Option
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import translate
-from mptrain.config.targets import DATA_FACTS, FACTS, PACKAGES, parameters, resolve
+from mptrain.config.targets import DATA_FACTS, FACTS, parameters
 from mptrain.config.value_checks import show
 from mptrain.system.errors import ConfigError, Problem, did_you_mean
 

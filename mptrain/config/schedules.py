@@ -10,13 +10,7 @@ from mptrain.config.schema import Config
 from mptrain.config.targets import Target, parameters
 from mptrain.config.value_checks import UNRESOLVED, check_field, show
 from mptrain.schedule.shapes import Schedule, TabulatedSchedule
-from mptrain.schedule.stepped import (
-    LENGTHS,
-    SteppedSchedule,
-    refuse_scheduler,
-    timm_scheduler,
-    torch_scheduler,
-)
+from mptrain.schedule.stepped import LENGTHS, SteppedSchedule, refuse_scheduler, timm_scheduler, torch_scheduler
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.workloads.base.task import Objective
 

@@ -1,9 +1,9 @@
 """Conversion of signals such as SIGTERM to a stop request, which the training loop obeys between two steps.
 
 The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (terminal closed) requests an orderly stop; a second Ctrl-C ends the
-process at once. An ignored signal stays ignored, as under nohup. Before and after the loop listens there is no step to
-finish: there, `end_at_signals` and, during imports, `exit_at_signals` let the same signals end the process with the
-same exit code.
+process at once. An ignored signal stays ignored, as under nohup, and one that C code handled before Python began keeps
+its handler. Before and after the loop listens there is no step to finish: there, `end_at_signals` and, during imports,
+`exit_at_signals` let the same signals end the process with the same exit code.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Preempted
 
+#: Signals that ask for an end; Ctrl-C is the first.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -27,6 +28,21 @@ class EndRequested(KeyboardInterrupt):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
+
+
+@contextmanager
+def _handled(signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle signals in the main thread, but none that is ignored, or whose handler Python could not restore."""
+    before: dict[signal.Signals, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in signals:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: set by C code
+                    before[number] = signal.signal(number, handler)
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
@@ -40,20 +56,13 @@ def end_at_signals() -> Iterator[None]:
     def receive(number: int, frame: FrameType | None) -> None:
         raise EndRequested(signal.Signals(number).name)
 
-    before: dict[signal.Signals, Any] = {}
     try:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN:
-                    before[number] = signal.signal(number, receive)
-        yield
+        with _handled(_SIGNALS[1:], receive):
+            yield
     except EndRequested as asked:
         raise Preempted(
             f"{asked.name}, ended at once; nothing was being trained", "run it again", EXIT_PREEMPTED
         ) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -70,16 +79,8 @@ def exit_at_signals() -> Iterator[None]:
         os.write(2, f"{said}\n".encode())
         os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED)
 
-    before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, leave)
-    try:
+    with _handled(_SIGNALS, leave):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class SignalListener:
@@ -91,7 +92,6 @@ class SignalListener:
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self._before: dict[signal.Signals, Any] = {}
 
     @property
     def exit_code(self) -> int:
@@ -99,17 +99,14 @@ class SignalListener:
         return EXIT_INTERRUPTED if self.received == "SIGINT" else EXIT_PREEMPTED
 
     def __enter__(self) -> SignalListener:
-        if threading.current_thread() is threading.main_thread():
-            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._receive) for number in heard}
+        self._handled = _handled(_SIGNALS, self._receive)
+        self._handled.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        self._handled.__exit__(kind, error, trace)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:

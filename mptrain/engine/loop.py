@@ -15,7 +15,8 @@ from mptrain.engine.memory import forget_peak
 from mptrain.engine.monitor import Monitor
 from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import rehearse_run
-from mptrain.engine.step_runner import StepRunner, capture_on
+from mptrain.engine.step_graphs import capture_on
+from mptrain.engine.step_runner import StepRunner
 from mptrain.engine.summary import summarise
 from mptrain.engine.telemetry import Telemetry
 from mptrain.engine.termination import Termination

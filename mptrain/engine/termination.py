@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from mptrain.engine.failure_diagnosis import diagnose_overflows, is_finite
-from mptrain.parallel.communicator import RankLost
+from mptrain.parallel.rank_errors import RankLost
 from mptrain.system.errors import EXIT_PREEMPTED, NumericsError, Preempted
 
 if TYPE_CHECKING:

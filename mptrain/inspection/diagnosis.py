@@ -7,10 +7,10 @@ is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from mptrain.build.parts import build, settings_restored
 from mptrain.config.compose import reload
@@ -21,26 +21,25 @@ from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.inspection.diagnosis_case import with_fp32_values
 from mptrain.inspection.divergence import Divergence, explain_divergence
 from mptrain.inspection.examine_step import LocatedStep, RecordedStep, examine, with_cause
+from mptrain.inspection.failed_step import FailedStep, read_failed_step
 from mptrain.inspection.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.run.attempt import min_micro_batches
 from mptrain.runlog import RunDirectory
-from mptrain.runlog.checkpoint_data import load_plain
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.diagnosis_file import Examination
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
-from mptrain.runlog.run_reader import read_run
-from mptrain.runlog.strict_json import parse_strict
+from mptrain.runlog.run_reader import Run, read_run
 from mptrain.system.errors import CheckpointError, ConfigError, StorageError
-from mptrain.system.files import read_text
 from mptrain.system.records import StepRecord
-from mptrain.workloads.base.batch import Batch
 
-#: Class and first scale of a loss scaling rule.
-_Beginning: TypeAlias = tuple[type, float]
+#: Class of a loss scaling rule, and the scale with which it starts.
+_FirstScale: TypeAlias = tuple[type, float]
+
+_Record = TypeVar("_Record")
 
 #: Reason why the loss of several ranks differs on one rank.
 _OF_RANKS = "several ranks draw other random numbers and round sums differently"
@@ -81,34 +80,23 @@ def diagnose_run(
     directory = find_run(run)
     text = directory.read_config()
     config = reload(text, overrides)
-    overrides = [word for word in overrides if not is_allow_override(word)]  # these change no numbers
-    before: dict[str, _Beginning] = {}
-    if overrides:
+    changes = [word for word in overrides if not is_allow_override(word)]  # the others change no numbers
+    own_scales: dict[str, _FirstScale] = {}
+    if changes:
         own, _ = build(reload(text, allow=config.extensions.allow, fetch=allowed_downloads(config)), weights=False)
-        before = _begins(own)
-    diverged = _diverged(directory, config) if step is None and not overrides else None
+        own_scales = _first_scales(own)
+    diverged = _divergence(directory, config) if step is None and not changes else None
     remedy = diverged.remedy if diverged is not None else None
-    if diverged is not None and remedy is not None:
-        place = _standing(directory, config, diverged.step)
-    else:
-        place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
-        if diverged is not None:
-            late = f"{diverged.cause.what}: a lower optimizer.lr may prevent it"
-            place = replace(place, remarks=(*place.remarks, late))
-    if overrides:
-        changed = f"with {' '.join(overrides)}, unlike the run itself"
-        if place.trained:
-            changed += "; the steps in memory were trained with it too"
-        place = replace(place, remarks=(*place.remarks, changed), because="the configuration was changed")
-        if not place.trained:
-            place = _rescaled(place, before)
+    place = _located(directory, config, diverged.step if diverged is not None and remedy is not None else step)
+    if diverged is not None and remedy is None:
+        place = place.with_remarks(f"{diverged.cause.what}: a lower optimizer.lr may prevent it")
+    if changes:
+        place = _under_changes(place, changes, own_scales)
     found = examine(str(directory.root), config, place, learner)
     if diverged is not None and remedy is not None:
         found = with_cause(found, diverged.cause, remedy)
-    saved = manifests_in(CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).folder)
-    planned = config.train.planned(place.parts.loaders["train"].steps_per_epoch)
-    left = planned - (step_of(saved[0]) if saved else 0) if remedy is None else 0
-    return DiagnosisResult(found, write_diagnosis(directory.paths.diagnosis, found, overrides), max(left, 0))
+    left = 0 if remedy is not None else _steps_left(directory, config, place.parts)
+    return DiagnosisResult(found, write_diagnosis(directory.paths.diagnosis, found, changes), left)
 
 
 @settings_restored()
@@ -123,154 +111,130 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
     return DiagnosisResult(examine(" ".join(config.overrides), config, place, learner), None)
 
 
-def _begins(parts: Parts) -> dict[str, _Beginning]:
-    """Return, by learner name, the class of its scaler and the scale with which that starts."""
-    return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
-
-
-def _diverged(directory: RunDirectory, config: Config) -> Divergence | None:
-    try:
-        steps = list(read_run(directory.root).steps())
-    except StorageError:
-        return None
+def _divergence(directory: RunDirectory, config: Config) -> Divergence | None:
+    steps = _readable(directory, lambda run: list(run.steps()))
     alone = all(one.learner == "main" for one in steps)
     return explain_divergence(config, [one.loss for one in steps]) if alone else None
 
 
-def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
+def _located(directory: RunDirectory, config: Config, step: int | None) -> LocatedStep:
+    """Return a step by its number; None chooses the one that ended the run, or else its next one."""
+    ended = _step_that_ended(directory, config) if step is None else None
+    return ended or _numbered_step(directory, config, step)
+
+
+def _step_that_ended(directory: RunDirectory, config: Config) -> LocatedStep | None:
     """Return the saved step that ended a run; None if none did, or if the run was resumed from there."""
-    paths = directory.paths
-    state = directory.read_state()
-    traceback_only = [path.name for path in paths.failure.glob("*")] == ["traceback.txt"]  # of an exception
-    if not paths.failure.exists() or traceback_only or (state is not None and state.status == "done"):
+    failure, state = directory.paths.failure, directory.read_state()
+    by_exception = {path.name for path in failure.glob("*")} <= {"traceback.txt"}
+    if by_exception or (state is not None and state.status == "done"):
         return None
-    failed_step = _read_ending(directory, config.extensions.allow)
-    store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
-    saved = manifests_in(store.folder)
-    if saved and step_of(saved[0]) > failed_step.step:
+    failed = read_failed_step(directory, config.extensions.allow)
+    if any(step_of(path) > failed.step for path in manifests_in(directory.paths.checkpoints)):
         return None
-    same = next((path for path in saved if step_of(path) == failed_step.step), None)
-    loaded = store.load(same) if same else store.load_latest()
+    loaded = _store(directory, config).load_latest()
     if loaded is None:
-        earlier = f"mptrain diagnose {directory.root} --step {max(1, failed_step.step - 1)}"
+        earlier = f"mptrain diagnose {directory.root} --step {max(1, failed.step - 1)}"
         raise CheckpointError(
             f"{directory.root} has no checkpoint: none was saved before its weights became non-finite",
             f"diagnose an earlier step, from the start: {command_with(earlier, config.extensions.allow)}",
         )
-    parts, _ = build(config, weights=False, micro_batches=min_micro_batches(config, loaded))
-    _require_fit(parts, loaded.state)
-    loaded = replace(loaded, state=with_fp32_values(config, loaded.state))
-    place = replace(_ended(parts, failed_step, loaded), record=_on_record(directory, failed_step.step))
-    restore_step(parts, place.saved_step)
-    moved = _moved(directory, parts, failed_step) if place.saved_step.done else []
-    if moved:
-        remark = f"the weights were saved after the step and include its update of {' and '.join(moved)}"
-        place = replace(place, remarks=(*place.remarks, remark), because="the weights changed in between")
-    return place
-
-
-@dataclass(frozen=True)
-class FailedStep:
-    """Training step that ended a run after too many skipped steps, as saved in the run's folder ``failure``.
-
-    Attributes:
-        step: Number of the step.
-        learner: Name of the learner whose updates were skipped.
-        loss_scale: Loss scale of that learner in the step.
-        cause: Recorded cause, as in `mptrain.engine.failure_diagnosis.Diagnosis.cause`.
-        batch: The prepared batch of the step, on the CPU.
-        random: State of all random generators before the step; None if it was not saved.
-        ranks: Number of ranks, each of which had a part of the batch.
-        wide: As `SavedStep.wide`.
-    """
-
-    step: int
-    learner: str
-    loss_scale: float
-    cause: str
-    batch: Batch
-    random: Mapping[str, Any] | None
-    ranks: int = 1
-    wide: bool = False
-
-
-def _read_ending(directory: RunDirectory, packages: Sequence[str] = ()) -> FailedStep:
-    """Read the step that ended a run; if a file of it is unusable, the hint names a command that does not need it."""
-    recorded, kept = directory.paths.failure / "diagnosis.json", directory.paths.failure / "step.pt"
-    path, why, cause = recorded, "is damaged", Exception()
-    try:
-        fields = parse_strict(read_text(recorded))
-        path = kept
-        saved = load_plain(kept)
-        tensors, counts = dict(saved["batch"]), saved["counts"]
-        batch = Batch(tensors.pop("inputs"), tensors.pop("targets"), tuple(counts) if counts else None, tensors)
-        return FailedStep(
-            step=int(saved["step"]),
-            learner=str(fields["learner"]),
-            loss_scale=float(fields["loss_scale"]),
-            cause=str(fields["cause"]),
-            batch=batch,
-            random=saved["random"],
-            ranks=int(saved["ranks"]),
-            wide=bool(saved.get("wide", False)),
-        )
-    except OSError as error:
-        why, cause = f"cannot be read: {error.strerror or error}", error
-    except Exception as error:  # the content is not what a run writes there
-        cause = error
-    line = command_with(f"mptrain diagnose {directory.root} --step N", packages)
-    raise StorageError(f"{path} {why}", f"diagnose a step by number: {line}") from cause
-
-
-def _ended(parts: Parts, failed_step: FailedStep, loaded: LoadedCheckpoint) -> LocatedStep:
-    remarks = [f"repeated step {failed_step.step:,}, which ended the run; recorded cause: {failed_step.cause}"]
-    same, because = loaded.manifest.step == failed_step.step, LocatedStep.because
-    if not same:
-        remarks.append(f"its weights were not saved; the weights of step {loaded.manifest.step:,} are used")
-        because = "the weights are older"
-    if failed_step.ranks > 1:
-        remarks.append(f"in the run {failed_step.ranks} ranks shared its batch; here one process computes all of it")
-        because = because if because != LocatedStep.because else _OF_RANKS
-    logs = loaded.state["accounts"]
-    scales = {one.name: float((logs[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners}
-    scales[failed_step.learner] = failed_step.loss_scale
-    random = failed_step.random or loaded.state["random"]
-    saved_step = SavedStep(
-        failed_step.step, loaded.state, failed_step.batch.to(parts.device), failed_step.wide, scales, random, done=same
+    parts, _ = _built(config, loaded)
+    saved_step = failed.with_state(
+        with_fp32_values(config, loaded.state), parts, done=loaded.manifest.step == failed.step
     )
-    return LocatedStep(parts, saved_step, failed_step.learner, tuple(remarks), because=because)
+    restore_step(parts, saved_step)
+
+    remarks = [f"repeated step {failed.step:,}, which ended the run; recorded cause: {failed.cause}"]
+    because = LocatedStep.because
+    if failed.ranks > 1:
+        remarks.append(f"in the run {failed.ranks} ranks shared its batch; here one process computes all of it")
+        because = _OF_RANKS
+    if not saved_step.done:
+        why = "; ".join(loaded.skipped) or "its weights were not saved"
+        remarks.insert(1, f"{why}; the weights of step {loaded.manifest.step:,} are used")
+        because = "the weights are older"
+    elif moved := _moved(directory, parts, failed):
+        remarks.append(f"the weights were saved after the step and include its update of {' and '.join(moved)}")
+        because = "the weights changed in between"
+    record = _on_record(directory, failed.step)
+    return LocatedStep(parts, saved_step, failed.learner, tuple(remarks), record, because)
 
 
-def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedStep:
-    """Return the step at the first scale of each scaler that differs from the run's own."""
-    now = _begins(place.parts)
-    others = {name: scale for name, (kind, scale) in now.items() if before.get(name) != (kind, scale)}
+def _numbered_step(directory: RunDirectory, config: Config, step: int | None) -> LocatedStep:
+    """Return the step of a number, up to which the run is trained in memory from the checkpoint before it.
+
+    None is the step after the last checkpoint.
+    """
+    loaded = _store(directory, config).load_latest(before=step)
+    parts, options = _built(config, loaded)
+    before = loaded.manifest.step if loaded else 0
+    wanted = before + 1 if step is None else step
+    begins = f"the checkpoint of step {before:,}" if loaded else "the start"
+    more = wanted - 1 - before
+    trained = f", and {more:,} step{'s' if more > 1 else ''} trained in memory" if more else ""
+    state = with_fp32_values(config, loaded.state) if loaded else None
+    saved_step = _moment(config, parts, options, state, wanted)
+    skipped = [f"{reason}; using the checkpoint before it" for reason in loaded.skipped] if loaded else []
+    remarks = (f"step {wanted:,}, from {begins}{trained}", *skipped)
+    remarks += _unexpected(directory, config.extensions.allow) if step is None else ()
+    ended = directory.read_state()
+    because = _OF_RANKS if ended is not None and ended.ranks > 1 else LocatedStep.because
+    return LocatedStep(parts, saved_step, None, remarks, _on_record(directory, wanted), because, trained=more)
+
+
+def _store(directory: RunDirectory, config: Config) -> CheckpointStore:
+    return CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
+
+
+def _built(config: Config, loaded: LoadedCheckpoint | None) -> tuple[Parts, Options]:
+    """Build the parts of a run, into which a checkpoint must fit if there is one."""
+    built = build(config, weights=loaded is None, micro_batches=min_micro_batches(config, loaded))
+    if loaded is not None:
+        require_same_schema(loaded.state)
+        require_same_labels(built[0], loaded.state)
+    return built
+
+
+def _steps_left(directory: RunDirectory, config: Config, parts: Parts) -> int:
+    saved = manifests_in(directory.paths.checkpoints)
+    planned = config.train.planned(parts.loaders["train"].steps_per_epoch)
+    return max(planned - (step_of(saved[0]) if saved else 0), 0)
+
+
+def _first_scales(parts: Parts) -> dict[str, _FirstScale]:
+    return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
+
+
+def _under_changes(place: LocatedStep, changes: Sequence[str], own_scales: Mapping[str, _FirstScale]) -> LocatedStep:
+    """Return a step under a changed configuration, at the first scale of each scaler that is not the run's own."""
+    place = replace(place, because="the configuration was changed")
+    changed = f"with {' '.join(changes)}, unlike the run itself"
+    if place.trained:
+        return place.with_remarks(f"{changed}; the steps in memory were trained with it too")
+    now = _first_scales(place.parts)
+    others = {name: scale for name, (kind, scale) in now.items() if own_scales.get(name) != (kind, scale)}
     if not others:
-        return place
+        return place.with_remarks(changed)
     shown = " and ".join(
         f"{scale_in_words(scale)}{'' if name == 'main' else f' for {name}'}" for name, scale in others.items()
     )
     saved_step = replace(place.saved_step, scales={**place.saved_step.scales, **others})
-    return replace(
-        place, saved_step=saved_step, remarks=(*place.remarks, f"at the first loss scale of the new scaler, {shown}")
-    )
+    place = replace(place, saved_step=saved_step)
+    return place.with_remarks(changed, f"at the first loss scale of the new scaler, {shown}")
 
 
-def _moved(directory: RunDirectory, parts: Parts, failed_step: FailedStep) -> list[str]:
+def _moved(directory: RunDirectory, parts: Parts, failed: FailedStep) -> list[str]:
     """Return the failed learner and those after it, as far as their updates in the last step were applied."""
     names = [learner.name for learner in parts.learners]
-    later = names[names.index(failed_step.learner) :] if failed_step.learner in names else names
-    applied = {one.learner for one in _steps(directory, failed_step.step) if not one.skipped}
+    later = names[names.index(failed.learner) :] if failed.learner in names else names
+    applied = {one.learner for one in _steps(directory, failed.step) if not one.skipped}
     return [f"the {name}" for name in later if name in applied]
 
 
 def _on_record(directory: RunDirectory, step: int) -> RecordedStep:
-    """Return the records of a step; empty if they are damaged."""
     losses = {one.learner: one.loss for one in _steps(directory, step)}
-    try:
-        events = list(read_run(directory.root).events())
-    except StorageError:
-        return RecordedStep(losses)
+    events = _readable(directory, lambda run: [one for one in run.events() if one["event"] in ("injected", "overflow")])
     injected = {event.get("step") for event in events if event["event"] == "injected"}
     overflowed = [event for event in events if event["event"] == "overflow"]
     overflows = {
@@ -286,39 +250,21 @@ def _on_record(directory: RunDirectory, step: int) -> RecordedStep:
 
 
 def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
+    return _readable(directory, lambda run: [one for one in run.steps() if one.step == step])
+
+
+def _readable(directory: RunDirectory, read: Callable[[Run], list[_Record]]) -> list[_Record]:
+    """Return records of a run; none if the file is damaged."""
     try:
-        return [one for one in read_run(directory.root).steps() if one.step == step]
+        return read(read_run(directory.root))
     except StorageError:
         return []
 
 
-def _standing(directory: RunDirectory, config: Config, step: int | None) -> LocatedStep:
-    store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
-    paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
-    loaded = store.load(paths[0]) if paths else None
-    parts, options = build(config, weights=loaded is None, micro_batches=min_micro_batches(config, loaded))
-    before = loaded.manifest.step if loaded else 0
-    wanted = before + 1 if step is None else step
-    begins = f"the checkpoint of step {before:,}" if loaded else "the start"
-    more = wanted - 1 - before
-    trained = f", and {more:,} step{'s' if more > 1 else ''} trained in memory" if more else ""
-    if loaded is not None:
-        _require_fit(parts, loaded.state)
-    state = with_fp32_values(config, loaded.state) if loaded else None
-    saved_step = _moment(config, parts, options, state, wanted)
-    remark = f"step {wanted:,}, from {begins}{trained}"
-    skipped = _unexpected(directory, config.extensions.allow) if step is None else ()
-    place = LocatedStep(parts, saved_step, None, (remark, *skipped), _on_record(directory, wanted), trained=more)
-    ended = directory.read_state()
-    return replace(place, because=_OF_RANKS) if ended is not None and ended.ranks > 1 else place
-
-
 def _unexpected(directory: RunDirectory, packages: Sequence[str]) -> tuple[str, ...]:
-    try:
-        events = [event for event in read_run(directory.root).events() if event.get("phase") == "unexpected"]
-    except StorageError:
-        return ()
-    steps = list(dict.fromkeys(event["step"] for event in events))
+    """Return a sentence on the steps that overflowed unexpectedly; empty if none did."""
+    found = _readable(directory, lambda run: [one for one in run.events() if one.get("phase") == "unexpected"])
+    steps = list(dict.fromkeys(event["step"] for event in found))
     if not steps:
         return ()
     line = command_with(f"mptrain diagnose {directory.root} --step {steps[0]}", packages)
@@ -334,8 +280,3 @@ def _moment(config: Config, parts: Parts, options: Options, state: Mapping[str, 
     if saved_step is None:
         raise StorageError(f"there is no batch for step {step}", "the data set has no usable sample")
     return replace(saved_step, state=with_fp32_values(config, saved_step.state))
-
-
-def _require_fit(parts: Parts, state: Mapping[str, Any]) -> None:
-    require_same_schema(state)
-    require_same_labels(parts, state)

@@ -20,14 +20,7 @@ from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.engine.step import Learner
-from mptrain.inspection.findings import (
-    Finding,
-    compare_with_fp32,
-    describe_errors,
-    find_causes,
-    inexact,
-    no_fault,
-)
+from mptrain.inspection.findings import Finding, compare_with_fp32, describe_errors, find_causes, inexact, no_fault
 from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step

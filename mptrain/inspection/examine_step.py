@@ -65,6 +65,10 @@ class LocatedStep:
     because: str = "another device, thread count or library version rounds differently"
     trained: int = 0
 
+    def with_remarks(self, *more: str) -> LocatedStep:
+        """Return the step with further remarks behind its own."""
+        return replace(self, remarks=(*self.remarks, *more))
+
 
 def examine(subject: str, config: Config, place: LocatedStep, learner: str | None = None) -> Examination:
     """Repeat a training step under observation, find the causes of its failure, and try remedies on it.

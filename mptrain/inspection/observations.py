@@ -5,15 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mptrain.inspection.findings import (
-    Finding,
-    describe_module,
-    find_causes,
-    label,
-    numbered,
-    operator_name,
-    percent,
-)
+from mptrain.inspection.findings import Finding, describe_module, find_causes, label, numbered, operator_name, percent
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
 from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.numerics.words import listed

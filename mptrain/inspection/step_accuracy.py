@@ -16,21 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from mptrain.engine.parts import Parts
-from mptrain.inspection.doctor_gradients import (
-    compare_backward,
-    compute_reference,
-    gradients,
-    operator_errors,
-)
+from mptrain.inspection.doctor_gradients import compare_backward, compute_reference, gradients, operator_errors
 from mptrain.inspection.doctor_observation import disable_dropout
-from mptrain.inspection.doctor_ranges import (
-    EPSILONS,
-    MUCH,
-    ModuleScaling,
-    OutputErrors,
-    by_module,
-    lost_boundary,
-)
+from mptrain.inspection.doctor_ranges import EPSILONS, MUCH, ModuleScaling, OutputErrors, by_module, lost_boundary
 from mptrain.inspection.module_tensors import HANDED, Outputs, distance, hook_step, owner, record_outputs
 from mptrain.inspection.operator_errors import OperatorError
 from mptrain.inspection.step_replay import SavedStep

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-_OF_A_STEP = ("loss", "loss_scale", "grad_norm", "lr", "overflow", "skipped")
+#: Fields of a step record without those that say which step it is.
+_OF_A_STEP = tuple(one.name for one in fields(StepRecord) if one.name not in ("learner", "step", "updates", "epoch"))
 _OF_AN_EPOCH = ("epoch", "updates", "skipped", "train_loss", "seconds", "terms_per_second")
 
 

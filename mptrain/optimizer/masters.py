@@ -89,6 +89,7 @@ class MasterWeights:
             return set()
         return {index for index, (own, version) in enumerate(zip(now, self._versions, strict=True)) if own != version}
 
+    @torch.no_grad()
     def take_changes(self, applied: Tensor) -> None:
         """Write changes that passes made to half-precision parameters into their permanent master weights.
 
@@ -96,11 +97,8 @@ class MasterWeights:
         still rounds to the changed value. So small updates are not lost where a module changes a weight in every pass.
         Nothing is written unless the step's update is applied (bool, shape (1,)). On a CPU it raises as `require_seen`.
         """
-        if self._keep and self._half:
-            self._take_changes(applied)
-
-    @torch.no_grad()
-    def _take_changes(self, applied: Tensor) -> None:
+        if not self._keep or not self._half:
+            return
         changed = self._followed | self.touched()
         for index in changed:
             own, wide = self._half[index], self._wide[index]

@@ -9,17 +9,17 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt, Le
 from torch import nn
 
+from mptrain.optimizer.rules import ParameterOptions, Rule
 from mptrain.system.errors import ConfigError, Problem, did_you_mean
 from mptrain.system.extras import load_extra
 from mptrain.system.fields import NonNegativeFloat
 
 if TYPE_CHECKING:
-    from mptrain.optimizer.rules import Rule
     from mptrain.optimizer.torch_rule import TorchRule
 
 
@@ -43,13 +43,6 @@ class ParameterGroup:
     def patterns(self) -> tuple[str, ...]:
         """The patterns of parameter names."""
         return (self.match,) if isinstance(self.match, str) else self.match
-
-
-class ParameterOptions(NamedTuple):
-    """Learning rate factor and weight decay of an optimizer for one parameter."""
-
-    lr_factor: float
-    weight_decay: float
 
 
 def parameter_options(

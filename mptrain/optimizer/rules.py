@@ -53,6 +53,13 @@ class Group:
         return capabilities(self.weights[0].device).fused
 
 
+class ParameterOptions(NamedTuple):
+    """Learning rate factor and weight decay of an optimizer for one parameter."""
+
+    lr_factor: float
+    weight_decay: float
+
+
 class UpdateInputs(NamedTuple):
     """Device values that an update rule reads in one update, each float32 of shape (1,).
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from mptrain.system.device import capabilities
 from mptrain.system.errors import ConfigError, did_you_mean, instance
 from mptrain.system.extras import load_extra
 from mptrain.system.torch_private import has_kernel
+
+if TYPE_CHECKING:
+    from mptrain.optimizer.rules import ParameterOptions
 
 #: Makes an optimizer of groups of parameters, as torch.optim's classes do.
 OptimizerClass = Callable[..., torch.optim.Optimizer]
@@ -58,6 +61,63 @@ class TorchRule:
     decays: bool
     elementwise: bool
     draws: bool
+
+    def make(
+        self, leaves: Sequence[nn.Parameter], options: Sequence[ParameterOptions]
+    ) -> tuple[list[torch.optim.Optimizer], list[float]]:
+        """Return the optimizers of P parameters, and the learning rate factor of each of their groups in order.
+
+        torch.optim.Muon takes only matrices. The other parameters get torch.optim.AdamW with the same learning rate and
+        weight decay. Raises ConfigError if the optimizer cannot be made of these parameters.
+        """
+        pairs = list(zip(leaves, options, strict=True))
+        kinds = [(self.kind, self.arguments, pairs)]
+        if self.name == "torch.optim.Muon":
+            matrices, others = ([one for one in pairs if (one[0].ndim == 2) is wanted] for wanted in (True, False))
+            if not matrices:
+                raise ConfigError(
+                    f"{self.name} updates parameters with two dimensions, and there are none", "choose adamw"
+                )
+            kinds = [(self.kind, self.arguments, matrices), (torch.optim.AdamW, {"lr": self.lr}, others)]
+        optimizers, factors = [], []
+        for kind, arguments, members in kinds:
+            alike: dict[ParameterOptions, list[nn.Parameter]] = {}
+            for leaf, own in members:
+                alike.setdefault(own, []).append(leaf)
+            groups: list[dict[str, Any]] = [
+                {"params": alike[own], "lr": self.lr * own.lr_factor}
+                | ({"weight_decay": own.weight_decay} if self.decays else {})
+                for own in alike
+            ]
+            if groups:
+                try:
+                    optimizers.append(kind(groups, **prefer_fused(kind, arguments, leaves[0].device)))
+                except Exception as error:  # constructors of third parties may raise anything
+                    raise self.failed("cannot be made of the model's parameters", error) from error
+                factors += [own.lr_factor for own in alike]
+        return optimizers, factors
+
+    def failed(self, what: str, error: Exception) -> ConfigError:
+        """Return an error about an exception that the optimizer has raised."""
+        said = str(error).strip().partition("\n")[0]
+        return ConfigError(
+            f"{self.name} {what}: {type(error).__name__}: {said}",
+            "choose another optimizer, or other arguments; --traceback shows where it failed",
+        )
+
+    def refused(self, what: str) -> ConfigError:
+        """Return an error about an optimizer that does not update the parameters that it was given."""
+        return ConfigError(
+            f"{self.name} {what}",
+            "let step() change the parameters that the optimizer was given, or choose another optimizer or rate",
+        )
+
+    def unsaved(self, what: str) -> ConfigError:
+        """Return an error about state of the optimizer that cannot be saved."""
+        return ConfigError(
+            f"{self.name} keeps {what}, which a checkpoint cannot hold",
+            "choose another optimizer: a run must be able to resume",
+        )
 
 
 def adapt(kind: OptimizerClass, arguments: Mapping[str, Any], *, decay_norms_and_biases: bool = False) -> TorchRule:

@@ -11,8 +11,7 @@ from torch.autograd.graph import increment_version
 
 from mptrain.numerics.overflow_check import Verdict, memory_order
 from mptrain.numerics.shards import as_part_of, part_for
-from mptrain.optimizer.parameter_groups import ParameterOptions
-from mptrain.optimizer.rules import Group, Rule, UpdateInputs
+from mptrain.optimizer.rules import Group, ParameterOptions, Rule, UpdateInputs
 
 if TYPE_CHECKING:
     from mptrain.optimizer.masters import MasterWeights
@@ -87,7 +86,7 @@ class Updater:
         return []
 
     def _live_groups(self, grads: list[Tensor | None]) -> list[_Members]:
-        live = _live(grads)
+        live = tuple([grad is not None for grad in grads])
         if live not in self._groups:
             work, alike = self._masters.work, dict[tuple[ParameterOptions, torch.dtype], list[int]]()
             for index, own in enumerate(self._options):
@@ -141,7 +140,3 @@ class _Members:
             return tensors
         pairs = zip(tensors, self._orders, strict=True)
         return [tensor if order is None else tensor.permute(order) for tensor, order in pairs]
-
-
-def _live(grads: list[Tensor | None]) -> tuple[bool, ...]:
-    return tuple([grad is not None for grad in grads])

@@ -18,7 +18,8 @@ from mptrain.numerics.formats import FLOAT32
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict, clip_coefficient
 from mptrain.numerics.shards import is_sharded, part
 from mptrain.optimizer.masters import MasterWeights
-from mptrain.optimizer.parameter_groups import ParameterOptions, parameter_options
+from mptrain.optimizer.parameter_groups import parameter_options
+from mptrain.optimizer.rules import ParameterOptions
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.optimizer.torch_updater import TorchUpdater
 from mptrain.optimizer.updater import Updater

@@ -17,14 +17,8 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING
 
-from mptrain.parallel.communicator import (
-    SINGLE_PROCESS,
-    Communicator,
-    DistributedCommunicator,
-    RankLost,
-    describe_ended_rank,
-    is_rank_loss,
-)
+from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator, DistributedCommunicator
+from mptrain.parallel.rank_errors import RankLost, describe_ended_rank, is_rank_loss
 from mptrain.parallel.torchrun import rendezvous, restarts, store_of_torchrun, torchrun_rank
 from mptrain.system.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
 from mptrain.system.machine import LOOPBACK, ends_with_parent, usable_cores

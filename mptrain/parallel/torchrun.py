@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mptrain.parallel.rank_errors import RankLost
 from mptrain.system.errors import EnvironmentRefused, UsageError
 
 if TYPE_CHECKING:
@@ -127,8 +128,6 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
 
     from torch.distributed import TCPStore
 
-    from mptrain.parallel.communicator import RankLost
-
     keeps = _number("RANK") == 0 and not agent_keeps_the_store()
     host, port, deadline = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), time.monotonic() + timeout
     while not keeps:  # torch would retry too, but does not handle signals meanwhile
@@ -167,8 +166,6 @@ def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
     A restart of the ranks needs another store, or another key prefix. Raise RankLost if the store is lost or a
     rank is late.
     """
-    from mptrain.parallel.communicator import RankLost
-
     deadline, keys = time.monotonic() + timeout, [f"{_COME}/{one}" for one in range(count)]
     try:
         store.set(keys[rank], "")

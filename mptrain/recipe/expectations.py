@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from mptrain.comparison.compare_arms import direction_of
+from mptrain.comparison.evidence import PairedEvidence, Sample, pair, sample
 from mptrain.comparison.results import ArmVerdict, RunMeasures
 from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import rounding_spread
-from mptrain.comparison.verdict import PairedEvidence, Sample, decide, pair, sample
+from mptrain.comparison.verdict import decide
 from mptrain.numerics.words import of_seeds
 from mptrain.recipe.recipe import Expectation
 from mptrain.system.errors import EXIT_NUMERICS, Problem, suggest

@@ -17,33 +17,16 @@ from mptrain.engine.parts import Options, Parts
 from mptrain.engine.run_storage import NoStorage, Storage
 from mptrain.parallel.communicator import Communicator
 from mptrain.precision.support import Support, require_support
-from mptrain.run.consistency import (
-    Change,
-    changed_training_data,
-    digests_of,
-    trained_on,
-)
+from mptrain.run.consistency import Change, changed_training_data, digests_of, trained_on
 from mptrain.run.describe import describe, group_members
 from mptrain.run.failure_report import explain_error, failure_status
 from mptrain.run.tracking import track
-from mptrain.runlog import (
-    RecordWriter,
-    RunDirectory,
-    RunState,
-    truncate_records,
-    write_atomically,
-    write_summary,
-)
+from mptrain.runlog import RecordWriter, RunDirectory, RunState, truncate_records, write_atomically, write_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.trained_samples import read_trained, write_trained
-from mptrain.system.errors import (
-    EXIT_OK,
-    MptrainError,
-    Preempted,
-    StorageError,
-)
+from mptrain.system.errors import EXIT_OK, MptrainError, Preempted, StorageError
 from mptrain.system.records import EventRecord
 
 

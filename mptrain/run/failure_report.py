@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.build.workload import name_doctor
+from mptrain.config.allowed_targets import is_allowed
 from mptrain.config.schema import Config
-from mptrain.config.targets import is_allowed
 from mptrain.config.trust import command_with
 from mptrain.config.value_checks import first_line
 from mptrain.engine.interrupt import EndRequested

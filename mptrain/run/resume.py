@@ -28,19 +28,10 @@ from mptrain.run.consistency import (
     written_config,
 )
 from mptrain.run.tracking import require_logger
-from mptrain.runlog import (
-    RunDirectory,
-    RunState,
-    find_run,
-    read_summary,
-)
+from mptrain.runlog import RunDirectory, RunState, find_run, read_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.manifest import manifest_name
-from mptrain.system.errors import (
-    CheckpointError,
-    ConfigError,
-    Problem,
-)
+from mptrain.system.errors import CheckpointError, ConfigError, Problem, StorageError
 
 
 @settings_restored()
@@ -54,6 +45,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
         MptrainError: The run cannot be resumed, or failed.
     """
     directory = find_run(run)
+    written = directory.read_config()
     config = reload_config(directory, overrides)
     config = replace(config, overrides=_all_overrides(directory.read_overrides(), overrides))
     said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
@@ -61,7 +53,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     with launch_ranks(config.distributed) as comm:
         if not comm.is_rank_zero:
             return follow(config, comm)
-        return continue_run(directory, config, show, comm, said)
+        return continue_run(directory, config, show, comm, said, written)
 
 
 def _all_overrides(before: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
@@ -153,15 +145,23 @@ class _Resumption:
 
 
 def continue_run(
-    directory: RunDirectory, config: Config, show: Show, comm: Communicator, said: Mapping[str, str] | None = None
+    directory: RunDirectory,
+    config: Config,
+    show: Show,
+    comm: Communicator,
+    said: Mapping[str, str] | None = None,
+    before: str | None = None,
 ) -> Outcome:
     """Train an existing run on as rank 0, and return its outcome; at once if it is done and nothing has changed.
 
     ``said`` has the overrides by key with which the user resumes it; None if a run of this name happened to exist.
+    ``before`` is the text on record that ``config`` was made from, before the lock was held; None if it was not.
     """
     with directory.lock():
         written = directory.paths.config.exists()
         old = written_config(directory) if written else config.yaml
+        if before not in (None, old):
+            raise StorageError(f"{directory.paths.config} was changed while this process started", "resume it again")
         changes = tuple(diff(old, config.yaml))
         resumption = _Resumption(directory, config, said, directory.read_state(), written, old, changes)
         resumption.require_unchanged()

@@ -14,19 +14,8 @@ from mptrain.precision.support import require_support
 from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, train_run
 from mptrain.run.resume import continue_run
 from mptrain.run.tracking import require_logger
-from mptrain.runlog import (
-    RunDirectory,
-    create_run,
-    existing_run,
-    open_run,
-)
-from mptrain.system.errors import (
-    EXIT_BUG,
-    EXIT_PREEMPTED,
-    ConfigError,
-    MptrainError,
-    StorageError,
-)
+from mptrain.runlog import RunDirectory, create_run, existing_run, open_run
+from mptrain.system.errors import EXIT_BUG, EXIT_PREEMPTED, ConfigError, MptrainError, StorageError
 
 
 @settings_restored()

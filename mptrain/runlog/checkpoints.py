@@ -125,8 +125,10 @@ class CheckpointStore:
         name = comm.broadcast_object((second if named == first.name else first).name)
         return name, write_shards(self.folder / name, shards, comm)
 
-    def load_latest(self) -> LoadedCheckpoint | None:
+    def load_latest(self, before: int | None = None) -> LoadedCheckpoint | None:
         """Load the newest undamaged checkpoint, falling back to older ones; None if the run has no checkpoints.
+
+        ``before`` leaves out the checkpoints of that step and of later ones.
 
         Raises:
             CheckpointError: All checkpoints of the run are damaged.
@@ -134,6 +136,8 @@ class CheckpointStore:
         """
         skipped: list[str] = []
         for path in manifests_in(self.folder):
+            if before is not None and step_of(path) >= before:
+                continue
             try:
                 return _load(path, skipped)
             except StorageError as error:

@@ -10,6 +10,7 @@ import csv
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -190,8 +191,11 @@ def _text(path: Path) -> str:
     return found.decode("utf-8", "surrogateescape")
 
 
+_floats = attrgetter(*(name for name, kind in StepRecord.__annotations__.items() if kind == "float"))
+
+
 def _is_finite(record: StepRecord) -> bool:
-    return math.isfinite(record.loss + record.loss_scale + record.grad_norm + record.lr)
+    return math.isfinite(sum(_floats(record)))
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:

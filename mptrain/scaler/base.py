@@ -38,13 +38,16 @@ class Scaler(abc.ABC):
         on_overflow: Treatment of an update whose gradients have inf or NaN: ``skip`` or ``apply``.
         reads_norms: `after` reads the norms of a clean step, which ``verdict.norms`` has only if this is True. A class
             with its own `after` that does not must say so.
+        is_identity: The scale is always 1, so that gradients need no division. A class of which this holds must say so.
     """
 
     on_overflow: OnOverflow = "skip"
     reads_norms: bool = True
+    is_identity: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        cls.is_identity = vars(cls).get("is_identity", False)
         if "after" in vars(cls):
             cls.reads_norms = vars(cls).get("reads_norms", True)
 
@@ -52,11 +55,6 @@ class Scaler(abc.ABC):
     def measure(self) -> Measure | None:
         """Measure of the gradients that `after` gets as ``verdict.measured``, or None if it needs none."""
         return None
-
-    @property
-    def is_identity(self) -> bool:
-        """True if the scale is always 1, so that gradients need no division."""
-        return False
 
     @property
     @abc.abstractmethod

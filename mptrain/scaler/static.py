@@ -72,17 +72,13 @@ class StaticScaler(_ConstantScaler):
 class NoScaler(_ConstantScaler):
     """Loss scaling rule for runs without loss scaling: a constant scale of 1, so that FP32 runs share the code."""
 
+    is_identity = True
     on_overflow: OnOverflow = "skip"
 
     @property
     def floor(self) -> float:
         """Lowest loss scale, which is 1."""
         return 1.0
-
-    @property
-    @override
-    def is_identity(self) -> bool:
-        return type(self) is NoScaler  # a subclass may start with another scale
 
     @override
     def describe(self) -> str:

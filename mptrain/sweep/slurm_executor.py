@@ -192,13 +192,18 @@ def _executor(launcher: Launcher, folder: Path) -> Any:
 
 
 def _guard_controller() -> None:
-    """Make submitit's local executor start its controller with `command` instead of a fixed ``python -m``."""
+    """Keep the controller process of submitit's local executor from searching the current directory for modules.
+
+    submitit starts it as ``python -m submitit.local._local FOLDER`` and has no option for that line. Its module
+    therefore gets a copy of `subprocess` in which Popen starts the same module by `command`.
+    """
     local: Any = import_module("submitit.local.local")
 
-    def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command(*words[1:]), **more)
+    def popen(line: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        _python, *words = line
+        return subprocess.Popen(command(*words), **options)
 
-    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
 
 
 #: Launcher keys that have the same name in submitit.

@@ -8,8 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from mptrain.comparison.evidence import PairedEvidence
 from mptrain.comparison.statistics import bootstrap_p, equivalence, looks_skewed, mean_interval, tost_p, unseen_share
-from mptrain.comparison.verdict import PairedEvidence, decide
+from mptrain.comparison.verdict import decide
 
 MARGIN = 0.01
 

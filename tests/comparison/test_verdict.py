@@ -6,8 +6,9 @@ import pytest
 from loops import each
 from scipy import stats
 
+from mptrain.comparison.evidence import PairedEvidence, Sample, pair, sign_test
 from mptrain.comparison.statistics import equivalence, mean_interval, rounding_spread
-from mptrain.comparison.verdict import PairedEvidence, Sample, decide, pair, sign_test
+from mptrain.comparison.verdict import decide
 
 
 def verdict(differences=(), higher_is_better=True, margin=0.01, rounding=0.0, **failures):

@@ -12,8 +12,9 @@ from torchvision import datasets
 from mptrain.build.workload import build_dataset
 from mptrain.cli import sweep
 from mptrain.cli.main import main
+from mptrain.config.allowed_targets import PACKAGES
 from mptrain.config.compose import Composer, compose, reload
-from mptrain.config.targets import PACKAGES, Target
+from mptrain.config.targets import Target
 from mptrain.config.trust import allowed_downloads
 from mptrain.recipe import reproduction
 from mptrain.system.errors import ConfigError, DataError

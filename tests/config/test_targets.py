@@ -4,8 +4,9 @@ import pytest
 from loops import each
 
 from mptrain.config import location
+from mptrain.config.allowed_targets import PACKAGES, resolve
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.targets import FACTS, PACKAGES, Target, parameters, resolve
+from mptrain.config.targets import FACTS, Target, parameters
 from mptrain.system.errors import ConfigError
 
 MODULE = """

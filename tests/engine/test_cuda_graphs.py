@@ -9,10 +9,12 @@ import pytest
 import torch
 from small_runs import TINY, parts_of
 
-from mptrain.engine import cuda_graphs, step_runner
+from mptrain.engine import cuda_graphs, step_graphs
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsInvalidated
 from mptrain.engine.ring import Ring
-from mptrain.engine.step_runner import WARM_UP, StepRunner
+from mptrain.engine.step import train_step
+from mptrain.engine.step_graphs import WARM_UP
+from mptrain.engine.step_runner import StepRunner
 
 DEVICE = torch.device("cuda", 0)
 
@@ -161,7 +163,7 @@ def test_learners_and_random_numbers_are_as_they_were(device):
     before = {name: (value, value.clone()) for name, value in learner.moving().items()}
     drawn = torch.get_rng_state()
     with pytest.raises(RuntimeError):
-        made._captured(batch)
+        made._graphs._captured(batch, lambda batch: [train_step(learner, parts.model, batch, parts.plan)])
     assert all(value is learner.moving()[name] for name, (value, _) in before.items())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert device.stream == "main"
@@ -170,14 +172,14 @@ def test_learners_and_random_numbers_are_as_they_were(device):
 
 def test_where_a_failed_capture_spoils_the_graphs_before_it_all_is_launched(device):
     made, _, batch = trained(CudaGraphs(DEVICE))
-    made._graphs["other"] = object()
-    made._capture._captured = True
+    made._graphs._graphs["other"] = object()
+    made._graphs._capture._captured = True
     device.at_end = RuntimeError("out of memory")
     for _ in range(WARM_UP + 1):
         made.run(batch, [None])
     (note,) = made.notes
     assert "out of memory" in note
-    assert ("another shape" in note) == bool(made._graphs) == (device.version >= "2.14")
+    assert ("another shape" in note) == bool(made._graphs._graphs) == (device.version >= "2.14")
 
 
 def test_a_step_that_waits_for_the_device_is_not_captured(monkeypatch):
@@ -187,7 +189,7 @@ def test_a_step_that_waits_for_the_device_is_not_captured(monkeypatch):
         yield ["net.py:5"]
 
     looks, captured = [], []
-    monkeypatch.setattr(step_runner, "host_waits", looking)
+    monkeypatch.setattr(step_graphs, "host_waits", looking)
     made, parts, batch = trained(captured.append)
     for _ in range(WARM_UP + 2):
         made.run(batch, [None])

@@ -49,6 +49,16 @@ def test_training_hears_it_first_and_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_handler_that_python_cannot_restore_stays_set(monkeypatch):
+    handler_of, set_handler, changed = signal.getsignal, signal.signal, []
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR1 else handler_of(number))
+    monkeypatch.setattr(signal, "signal", lambda number, new: changed.append(number) or set_handler(number, new))
+    with end_at_signals(), SignalListener():
+        pass
+    assert signal.SIGTERM in changed
+    assert signal.SIGUSR1 not in changed
+
+
 @pytest.mark.parametrize("place", ["create_run", "Loop", "write_summary", "_close"])
 def test_sigterm_before_and_after_training_ends_with_75_and_the_run_goes_on(tmp_path, monkeypatch, capsys, place):
     monkeypatch.chdir(tmp_path)

@@ -11,9 +11,10 @@ import torch
 from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 import mptrain.engine.loop
-from mptrain.engine import step_runner
+from mptrain.engine import step_graphs
 from mptrain.engine.ring import Ring
-from mptrain.engine.step_runner import MOST, WARM_UP, StepRunner
+from mptrain.engine.step_graphs import MOST, WARM_UP
+from mptrain.engine.step_runner import StepRunner
 from mptrain.system.records import EventRecord, HistogramRecord
 
 GAN = (
@@ -153,14 +154,14 @@ def test_a_shape_that_cannot_be_captured_costs_the_others_nothing():
 
 
 def test_batches_that_all_have_another_shape_are_given_up_with_a_reason(monkeypatch):
-    monkeypatch.setattr(step_runner, "LOOKED_AT", 5)
+    monkeypatch.setattr(step_graphs, "LOOKED_AT", 5)
     capture = Again()
     made, _, batch = made_with(capture)
     for size in range(1, 8):
         made.run(smaller(batch, size), [None])
     (note,) = made.notes
     assert "more than 5 shapes" in note
-    assert len(made._seen) == 5
+    assert len(made._graphs._seen) == 5
 
 
 def test_histograms_say_the_scale_of_the_step_that_they_looked_at(tmp_path, monkeypatch):
@@ -212,7 +213,7 @@ def test_gradients_can_be_looked_at_after_a_captured_step():
 
 
 def test_a_cpu_has_no_graphs_and_a_run_says_so(tmp_path):
-    assert step_runner.capture_on(torch.device("cpu")) is None
+    assert step_graphs.capture_on(torch.device("cpu")) is None
     kept = Kept()
     loop = loop_of(tmp_path, *TINY, "precision=fp32", "train.engine=graph", "train.epochs=1", kept=kept)
     loop.run()

@@ -11,7 +11,8 @@ from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resume
 from torch import nn
 
 from mptrain.engine.ring import Ring
-from mptrain.engine.step_runner import WARM_UP, StepRunner, capture_on
+from mptrain.engine.step_graphs import WARM_UP, capture_on
+from mptrain.engine.step_runner import StepRunner
 from mptrain.system.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -49,7 +50,7 @@ def test_a_graph_trains_bit_for_bit_like_an_eager_step(tmp_path, words, optimize
     eager, _ = trained(tmp_path / "eager", *chosen)
     graph, refusals = trained(tmp_path / "graph", *chosen, "train.engine=graph")
     assert not refusals
-    assert graph._runner._graphs
+    assert graph._runner._graphs._graphs
     if deterministic:
         for one, other in zip(steps_of(eager), steps_of(graph), strict=True):
             assert one["loss"] == pytest.approx(other["loss"], rel=2e-2), str(deterministic[0].message)
@@ -73,7 +74,7 @@ def test_a_graph_draws_what_an_eager_step_does(tmp_path, words, graphs, rel):
     eager, _ = trained(tmp_path / "eager", *words)
     graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
     assert bool(refusals) == (not graphs)
-    assert len(graph._runner._graphs) == graphs
+    assert len(graph._runner._graphs._graphs) == graphs
     if not rel:
         assert steps_of(eager) == steps_of(graph)
     for one, other in zip(steps_of(eager), steps_of(graph), strict=True):
@@ -104,7 +105,7 @@ def test_a_captured_step_waits_for_nothing_and_is_a_handful_of_launches(precisio
     _, steps, rings, batch = steps_with(f"precision={precision}", "model=resnet18")
     for _ in range(WARM_UP + 2):
         steps.run(batch, [None])
-    assert steps._graphs
+    assert steps._graphs._graphs
     torch.cuda.synchronize()
     with no_waiting():
         steps.run(batch, [None])

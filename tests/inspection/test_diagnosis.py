@@ -170,3 +170,32 @@ def test_of_a_run_that_an_exception_ended_the_next_step_is_examined():
     (failure / "diagnosis.json").write_text("{")
     with pytest.raises(StorageError):
         diagnose_run("run")
+
+
+def _damage(name):
+    data = Path("outputs/run/checkpoints", name)
+    data.write_bytes(data.read_bytes()[:-1])
+    return data
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it():
+    words = ("train.epochs=1", "checkpoint.every_steps=1", "checkpoint.keep=6", "run.name=run")
+    assert main([*TINY, "precision=fp16_dynamic", *words]) == 0
+    damaged = _damage("step-00000006.pt")
+    remarks = diagnose_run("run").found.remarks
+    assert remarks[0] == "step 6, from the checkpoint of step 5"
+    assert remarks[1].startswith(f"{damaged} is damaged: ")
+    assert remarks[1].endswith("; using the checkpoint before it")
+    _damage("step-00000003.pt")
+    remarks = diagnose_run("run", step=4).found.remarks
+    assert remarks[0] == "step 4, from the checkpoint of step 2, and 1 step trained in memory"
+    assert "the loss equals the recorded loss" in remarks
+
+
+def test_a_damaged_checkpoint_of_the_step_that_ended_a_run_gives_way_to_the_one_before_it():
+    assert main([*ENDED, "checkpoint.every_steps=1", "run.name=run"]) == 4
+    damaged = _damage("step-00000002.pt")
+    remarks = diagnose_run("run").found.remarks
+    assert remarks[1].startswith(f"{damaged} is damaged: ")
+    assert remarks[1].endswith("; the weights of step 1 are used")
+    assert remarks[2] == "the loss equals the recorded loss"

@@ -24,6 +24,7 @@ from mptrain.optimizer import (
     torch_optimizer,
 )
 from mptrain.optimizer.torch_rule import prefer_fused
+from mptrain.optimizer.torch_state import groups_of
 from mptrain.system.errors import ConfigError
 
 
@@ -379,7 +380,7 @@ def test_a_resumed_run_has_its_own_constants_and_saved_counts():
         run(model, weights, seed=step)
     _, changed = make("fp32", adapt(lamb, {"betas": (0.5, 0.5), "weight_decay": 0.3}))
     assert changed.updater.load_state_dict(weights.updater.state_dict()) == []
-    groups = changed.updater._groups()
+    groups = groups_of(changed.updater._optimizers)
     assert {(group["betas"], group["step"].item()) for group in groups} == {((0.5, 0.5), 3.0)}
     assert {group["weight_decay"] for group in groups} == {0.3, 0.0}
 

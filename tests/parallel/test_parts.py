@@ -19,14 +19,9 @@ from mptrain.engine.fingerprints import digest_of_samples, sample_digests
 from mptrain.engine.interrupt import SignalListener
 from mptrain.engine.sample_metrics import SampleMetrics
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
-from mptrain.parallel.communicator import (
-    SINGLE_PROCESS,
-    RankFailed,
-    describe_ended_rank,
-    error_for_other_ranks,
-    is_rank_loss,
-)
+from mptrain.parallel.communicator import SINGLE_PROCESS
 from mptrain.parallel.launch import reap
+from mptrain.parallel.rank_errors import RankFailed, describe_ended_rank, error_for_other_ranks, is_rank_loss
 from mptrain.runlog.checkpoint_shards import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.system.errors import CheckpointError, DataError, StorageError

@@ -11,7 +11,7 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from mptrain.parallel.communicator import RankLost
+from mptrain.parallel.rank_errors import RankLost
 from mptrain.parallel.torchrun import rendezvous, store_of_torchrun
 from mptrain.system.errors import EnvironmentRefused
 

@@ -103,6 +103,21 @@ def test_a_run_without_its_configuration_is_not_taken_for_a_new_one(broken_off, 
     assert "hint: restore the file from a copy" in capsys.readouterr().err
 
 
+def test_a_configuration_that_changed_before_the_run_is_locked_is_not_undone(broken_off, monkeypatch, capsys):
+    lock = start.RunDirectory.lock
+
+    def changed_first(directory):
+        flip(broken_off / "config.yaml", "epochs: 2", "epochs: 3")
+        return lock(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(start.RunDirectory, "lock", changed_first)
+        assert main(["resume", "outputs/run", "train.epochs=4"]) == 6
+    said = capsys.readouterr().err
+    assert "config.yaml was changed while this process started" in said
+    assert "hint: resume it again" in said
+
+
 def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(start, "launch_ranks", None)
