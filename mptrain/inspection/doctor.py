@@ -122,7 +122,8 @@ def _helps(config: Config, words: str, report: ScalingReport, tell: Callable[[st
     stay = {(one.kind, one.where) for one in report.findings if not one.keep}
     new = {(one.kind, one.where) for one in after.findings if one.kind != "fp32"} - stay  # FP32 has the others too
     errors = largest_errors(after.evidence.outputs, after.modules)
-    return after.evidence.fp32_finite and not new and not why_worse(before, errors)
+    coarser = after.evidence.form.epsilon / report.evidence.form.epsilon
+    return after.evidence.fp32_finite and not new and not why_worse(before, errors, coarser)
 
 
 def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:

@@ -251,7 +251,10 @@ def _why_worse(case: DiagnosisCase, changed: DiagnosisCase) -> str:
     if columns := lost_columns(case.saved_step.batch, input_dtype(changed.parts.policy)):
         return f"the cast of the inputs rounds away most of {columns}"
     before = case.accuracy.largest_errors if case.accuracy is not None and case.seen.finite else None
-    return why_worse(before, changed.accuracy.largest_errors) if changed.accuracy is not None else ""
+    if changed.accuracy is None:
+        return ""
+    coarser = changed.accuracy.form.epsilon / case.accuracy.form.epsilon if case.accuracy is not None else 1.0
+    return why_worse(before, changed.accuracy.largest_errors, coarser)
 
 
 def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:

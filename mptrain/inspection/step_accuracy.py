@@ -38,15 +38,18 @@ def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[Module
     return max(right, default=0.0), max(gradients, default=0.0)
 
 
-def why_worse(before: tuple[float, float] | None, after: tuple[float, float]) -> str:
+def why_worse(before: tuple[float, float] | None, after: tuple[float, float], coarser: float = 1.0) -> str:
     """Return the reason, as part of a sentence, why a changed step is no remedy of another; empty if it may be one.
 
     Compared are the largest errors of outputs and gradients; ``before`` is None if the first step is not finite.
+    ``coarser`` is the epsilon of the changed step's format as a multiple of the first one's: by as much errors may grow.
     """
     for what, at in (("an output", 0), ("the gradients of a module", 1)):
         if after[at] > MUCH:
             return f"{what} would be off by {100 * after[at]:.3g} % against FP32"
-    if before is not None and math.isfinite(before[1]) and 2 * before[1] < after[1] and before[0] < after[0]:
+    if before is None or not math.isfinite(before[1]):
+        return ""
+    if 2 * coarser * before[1] < after[1] and coarser * before[0] < after[0]:
         instead = f"{100 * after[1]:.3g} % instead of {100 * before[1]:.3g} %"
         return f"rounding errors grow: gradients are off by up to {instead}"
     return ""
