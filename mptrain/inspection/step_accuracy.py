@@ -42,7 +42,7 @@ def why_worse(before: tuple[float, float] | None, after: tuple[float, float], co
     """Return the reason, as part of a sentence, why a changed step is no remedy of another; empty if it may be one.
 
     Compared are the largest errors of outputs and gradients; ``before`` is None if the first step is not finite.
-    ``coarser`` is the epsilon of the changed step's format as a multiple of the first one's: by as much errors may grow.
+    ``coarser`` is the epsilon of the changed step's format over that of the first: by as much errors may grow.
     """
     for what, at in (("an output", 0), ("the gradients of a module", 1)):
         if after[at] > MUCH:
