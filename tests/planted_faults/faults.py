@@ -279,5 +279,9 @@ FAULTS = (
           "self._skipped[1] != rate", "self._skipped[1] == rate"),
     Fault(104, "integrations/scalers.py", "a scaler is watched for one update only", "_LISTENERS[self] = listener\n            listener.",
           "listener."),
+    Fault(105, "runlog/rank_records.py", "the gradient norm of shards is that of one rank", "math.hypot(*(record.grad_norm for record in same))",
+          "same[0].grad_norm"),
+    Fault(106, "integrations/histograms.py", "weights that a rate of 0 leaves as they are count as updates that round away",
+          "if not moves:", "if False:"),
 )
 # fmt: on

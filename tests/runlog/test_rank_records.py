@@ -1,0 +1,86 @@
+"""Records that ranks wrote of their own shards are those of the whole parameters when they are read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from mptrain.runlog import read_run
+from mptrain.runlog.directory import create_run
+from mptrain.runlog.rank_records import merged_events, merged_histograms, merged_steps
+from mptrain.runlog.record_writer import RecordWriter
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_state import RunState
+from mptrain.system.errors import StorageError
+from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
+
+STEP = StepRecord("main", 1, 1, 0, 0.5, 8.0, False, False, 3.0, 0.1)
+
+
+def overflow(step, *names, kind="inf", boundary=("", ""), count=None):
+    tensors = [[name, kind] for name in names]
+    count = len(names) if count is None else count
+    return {
+        "event": "overflow",
+        "learner": "main",
+        "step": step,
+        "tensors": tensors,
+        "count": count,
+        "boundary": list(boundary),
+    }
+
+
+def test_the_norm_is_that_of_all_shards_and_an_overflow_that_of_any():
+    ranks = [[STEP, replace(STEP, step=2)], [replace(STEP, grad_norm=4.0, loss=7.0), replace(STEP, step=2)], [STEP]]
+    (found,) = merged_steps(ranks)  # the third rank has not recorded the second step yet
+    assert (found.grad_norm, found.loss, found.overflow) == (pytest.approx(math.sqrt(34)), 0.5, False)
+    broken = replace(STEP, grad_norm=math.nan, overflow=True)
+    (found,) = merged_steps([[STEP], [broken]])
+    assert found.overflow
+    assert math.isnan(found.grad_norm)
+
+
+def test_an_overflow_has_the_names_of_all_ranks_in_the_order_of_modules():
+    one = overflow(3, "a", "c", boundary=("c", "d"))
+    two = overflow(3, "a", "b", "c", kind="nan", boundary=("c", "d"))
+    scale = {"event": "scale", "step": 3}
+    found = list(merged_events([[one, scale], [two, scale]]))
+    assert [event["event"] for event in found] == ["overflow", "scale"]
+    assert found[0]["tensors"] == [["a", "nan"], ["b", "nan"], ["c", "nan"]]
+    assert (found[0]["count"], found[0]["boundary"]) == (3, ["c", "d"])
+
+
+def test_boundaries_that_differ_are_left_out_but_not_those_of_ranks_that_stayed_finite():
+    one, two = overflow(3, "a", boundary=("a", "b")), overflow(3, "b", boundary=("b", "c"))
+    assert next(merged_events([[one], [two]]))["boundary"] == ["", ""]
+    assert next(merged_events([[overflow(3)], [two]]))["boundary"] == ["b", "c"]
+
+
+def test_an_overflow_of_another_rank_alone_stands_at_its_step():
+    steps = [event["step"] for event in merged_events([[overflow(1), overflow(9)], [overflow(5, "a")]])]
+    assert steps == [1, 5, 9]
+
+
+def test_histograms_add_up_over_ranks():
+    counts = ExponentCounts("float32", 1, 0, 0, 2.0, 0, (1, 1))
+    first = HistogramRecord("main", 1, 8.0, False, {"weights": {"a": counts, "b": counts}}, {"a": (5, 1)})
+    second = HistogramRecord("main", 1, 8.0, True, {"weights": {"a": replace(counts, lowest=1)}}, {"a": (7, 2)})
+    (found,) = merged_histograms([[first], [second]])
+    assert (found.tensors["weights"]["a"].counts, found.tensors["weights"]["a"].zeros) == ((1, 2, 1), 2)
+    assert found.tensors["weights"]["b"] == counts  # replicas are counted by the first rank alone
+    assert (found.unchanged, found.overflow) == ({"a": (12, 3)}, True)
+
+
+def test_a_rank_whose_records_are_missing_is_named(tmp_path):
+    directory = create_run(tmp_path, "", "run")
+    directory.write_state(RunState("run", (), "python x.py", ranks=2).begin())
+    directory.write_config("watched: {}\n", ())
+    first = RunPaths(directory.paths.ranks / "0")
+    first.root.mkdir(parents=True)
+    writer = RecordWriter(first)
+    writer.take(STEP)
+    writer.close()
+    with pytest.raises(StorageError, match=r"ranks/1/steps\.jsonl is missing"):
+        list(read_run(tmp_path / "run").steps())
