@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import shlex
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mptrain.integrations.learner import world_size
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import create_run
 from mptrain.runlog.record_writer import RecordWriter
@@ -127,7 +127,7 @@ class RunFiles:
             device=device_in_words(loop.device),
             backends=cuda_backends(loop.device),
             parts=loop.parts,
-            ranks=int(os.environ.get("WORLD_SIZE", "1")),
+            ranks=world_size(),
         ).begin()
         self._directory.write_state(self._state)
         self._files = rank_files(root, 0, sharded=loop.sharded)
