@@ -225,7 +225,10 @@ class WatchedLearner:
             return
         grads = [_dense(one.grad) if here else None for one, here in zip(self._params, self._counted_here, strict=True)]
         if any(grad is not None for grad in grads):
-            self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=True)
+            dense = not any(
+                one.grad is not None and one.grad.is_sparse for one in self._params
+            )  # as the weights' shapes
+            self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=dense)
             if self._histograms is not None:
                 self._histograms.backward_ended(self._tensors(), self._verdict)
         first = next((grad for grad in (one.grad for one in self._params) if grad is not None), None)
@@ -294,4 +297,4 @@ def _is_counted_here(parameter: Tensor) -> bool:
 def _dense(grad: Tensor | None) -> Tensor | None:
     if grad is None:
         return None
-    return grad._values().detach() if grad.is_sparse else part(grad.detach())
+    return grad.detach().coalesce().values() if grad.is_sparse else part(grad.detach())

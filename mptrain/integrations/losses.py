@@ -39,9 +39,11 @@ def watch_losses() -> Callable[[], None]:
 
 def _keeping(backward: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        tensors = tensors if isinstance(tensors, Tensor | tuple | list) else tuple(tensors)  # a generator, for one
+        roots = (tensors,) if isinstance(tensors, Tensor) else tensors
         given = args[0] if args else kwargs.get("grad_tensors")
-        alone = len(roots) == 1 and roots[0].numel() == 1 and given is None  # checkpointing gives gradients
+        one = len(roots) == 1 and isinstance(roots[0], Tensor)  # no edge of the graph
+        alone = one and roots[0].numel() == 1 and given is None  # checkpointing gives gradients
         _running.append(roots[0].detach() if alone else None)
         try:
             return backward(tensors, *args, **kwargs)

@@ -379,3 +379,24 @@ def test_tied_and_frozen_parameters_have_one_name_and_one_that_thaws_is_seen():
     found = {step: names(one) for step, one in overflows(events).items()}
     all_names = ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias", "tied.bias"]
     assert found == {2: [name for name in all_names if name != "0.bias"], 3: all_names}
+
+
+@pytest.mark.parametrize("rows", [[1], [1, 2, 2]])
+def test_the_norm_of_a_sparse_gradient_is_that_of_its_dense_form(rows, tmp_path):
+    model = nn.Embedding(10, 4, sparse=True)
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(model, own, dir=tmp_path / "run"):
+        model(torch.tensor(rows)).square().sum().backward()
+        norm = model.weight.grad.to_dense().norm().item()
+        own.step()
+    assert next(read_run(tmp_path / "run").steps()).grad_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_backward_takes_what_it_takes_unwatched():
+    model = nn.Linear(2, 2)
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(model, own):
+        loss = model(torch.ones(1, 2)).sum()
+        torch.autograd.backward((one for one in [loss]), retain_graph=True)
+        torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)], [torch.ones(())])
+    assert model.weight.grad.tolist() == [[2.0, 2.0], [2.0, 2.0]]
