@@ -26,6 +26,7 @@ class UpdateHistograms(HistogramWatch):
 
     def __init__(self, learner: str, step: int, models: Mapping[str, nn.Module]) -> None:
         super().__init__(learner, step)
+        self.step = step
         self._hooks = contextlib.ExitStack()
         for prefix, model in models.items():
             if any(_is_compiled(module) for module in model.modules()):

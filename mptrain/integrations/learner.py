@@ -137,15 +137,20 @@ class WatchedLearner:
         self._ring.record(values)
         self.steps += 1
         self._step_log.note(self.steps, 0)
+        self._write_histograms()
 
     def flush(self) -> None:
         """Write the records of all updates so far; waits for the device."""
         self.push()
         self._step_log.flush()
-        for histograms in self._counted:
-            for record in histograms.records():
+        self._write_histograms()
+
+    def _write_histograms(self) -> None:
+        """Write the histograms of the steps that have reached the host; waits for the device if there are any."""
+        newest = self._log.last.step if self._log is not None and self._log.last is not None else 0
+        while self._counted and self._counted[0].step <= newest:
+            for record in self._counted.pop(0).records():
                 self._sink.take(record)
-        self._counted = []
 
     def _sample(self, step: int) -> None:
         if self._every and (step == 1 or step % self._every == 0):
