@@ -171,7 +171,8 @@ class WatchedLearner:
 
     def _begin(self) -> None:
         params = self._given()
-        self.sharded = any(map(is_sharded, params))
+        whole = [one for model in self._models.values() for one in model.parameters()]
+        self.sharded = any(map(is_sharded, [*params, *whole]))  # one for the run: all ranks have records then, or one
         self._ranks = 1 if self.sharded else world_size()  # ranks whose own gradients are looked at before others'
         self._seen = [(id(one), one.requires_grad) for one in params]
         order = {key: at for at, key in enumerate(self._all_names)}
@@ -229,7 +230,7 @@ class WatchedLearner:
         if self._check is None:
             return
         grads = [_dense(one.grad) if here else None for one, here in zip(self._params, self._counted_here, strict=True)]
-        if any(grad is not None for grad in grads):
+        if any(one.grad is not None for one in self._params):  # also where other ranks count them all
             dense = not any(
                 one.grad is not None and one.grad.is_sparse for one in self._params
             )  # as the weights' shapes

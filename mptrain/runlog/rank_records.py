@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mptrain.numerics.exponents import merged
 from mptrain.system.records import MAX_TENSORS, HistogramRecord, StepRecord
+
+_Record = TypeVar("_Record", bound=StepRecord | HistogramRecord)
 
 
 def merged_steps(ranks: Sequence[Iterable[StepRecord]]) -> Iterator[StepRecord]:
@@ -20,7 +22,7 @@ def merged_steps(ranks: Sequence[Iterable[StepRecord]]) -> Iterator[StepRecord]:
 
     Loss and learning rate are those of rank 0.
     """
-    for same in zip(*ranks, strict=False):
+    for same in _same_steps(ranks):
         norm = math.hypot(*(record.grad_norm for record in same))
         yield replace(same[0], grad_norm=norm, overflow=any(record.overflow for record in same))
 
@@ -40,7 +42,7 @@ def merged_events(ranks: Sequence[Iterable[dict[str, Any]]]) -> Iterator[dict[st
 
 def merged_histograms(ranks: Sequence[Iterable[HistogramRecord]]) -> Iterator[HistogramRecord]:
     """Yield the histograms of the steps that all ranks have recorded, over all shards and all samples."""
-    for same in zip(*ranks, strict=False):
+    for same in _same_steps(ranks):
         tensors = {
             kind: {
                 name: merged(counts for one in same if (counts := one.tensors.get(kind, {}).get(name)))
@@ -57,6 +59,15 @@ def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return sum(moving), sum(lost)
 
 
+def _same_steps(ranks: Sequence[Iterable[_Record]]) -> Iterator[list[_Record]]:
+    """Yield the records of all ranks for each learner and step, which ranks may have written in different orders."""
+    others = [{(one.learner, one.step): one for one in records} for records in ranks[1:]]
+    for first in ranks[0]:
+        key = first.learner, first.step
+        if all(key in one for one in others):
+            yield [first, *(one[key] for one in others)]
+
+
 def _merged_overflow(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the overflow of a step with the parameters of all ranks; the boundary is left empty if they disagree."""
     kinds: dict[str, str] = {}
@@ -64,9 +75,10 @@ def _merged_overflow(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for name, kind in event.get("tensors", ()):
             kinds[name] = "nan" if "nan" in (kind, kinds.get(name)) else kind
     found = [event for event in same if event.get("count")]
+    worst = next((event for event in same if event.get("phase") == "unexpected"), same[0])
     boundaries = {tuple(event.get("boundary", ())) for event in found}
     return {
-        **same[0],
+        **worst,
         "tensors": [[name, kinds[name]] for name in _in_one_order(same)[:MAX_TENSORS]],
         "count": max([len(kinds), *(event["count"] for event in found)]),
         "boundary": list(boundaries.pop()) if len(boundaries) == 1 else ["", ""],

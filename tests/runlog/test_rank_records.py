@@ -84,3 +84,18 @@ def test_a_rank_whose_records_are_missing_is_named(tmp_path):
     writer.close()
     with pytest.raises(StorageError, match=r"ranks/1/steps\.jsonl is missing"):
         list(read_run(tmp_path / "run").steps())
+
+
+def test_records_are_paired_by_learner_and_step_in_whatever_order_ranks_wrote_them():
+    other = replace(STEP, learner="other", grad_norm=100.0)
+    found = list(merged_steps([[STEP, other], [other, STEP]]))
+    assert [(one.learner, one.grad_norm) for one in found] == [
+        ("main", pytest.approx(3 * math.sqrt(2))),
+        ("other", pytest.approx(100 * math.sqrt(2))),
+    ]
+
+
+def test_the_phase_is_that_of_the_rank_for_which_the_overflow_was_unexpected():
+    one, two = {**overflow(3, "a"), "phase": "growth probe"}, {**overflow(3, "a"), "phase": "unexpected", "loss": "nan"}
+    (found,) = merged_events([[one], [two]])
+    assert (found["phase"], found["loss"]) == ("unexpected", "nan")
