@@ -22,7 +22,7 @@ def is_sharded(tensor: Tensor) -> bool:
 def is_first_copy(tensor: Tensor) -> bool:
     """Return whether no rank before this one holds the same shard of a sharded tensor, as replicas do (HSDP)."""
     mesh, placements = cast("Any", tensor).device_mesh, cast("Any", tensor).placements
-    return all(mesh.get_local_rank(dim) == 0 for dim, one in enumerate(placements) if one.is_replicate())
+    return {mesh.get_local_rank(dim) for dim, one in enumerate(placements) if one.is_replicate()} <= {0}
 
 
 def part(tensor: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def test_a_command_that_needs_checkpoints_says_that_a_watched_loop_has_none(comm
     assert main([command, str(tmp_path / "run")]) == 6
     said = " ".join(capsys.readouterr().err.split())
     assert "error: the run was trained by a loop that mptrain.watch recorded: it has no configuration and no" in said
-    assert "mptrain.diagnose(model, loss_fn, batch) in the loop examines a step" in said
+    assert "mptrain.diagnose(model, loss_fn, batch) examines a step" in said
     assert "Traceback" not in said
 
 

@@ -71,13 +71,6 @@ def test_watched_runs_are_compared_by_their_last_losses_or_their_evaluations(tmp
     assert (told.split, told.metrics, told.samples) == ("val", {"accuracy": 0.5}, 10)
 
 
-@pytest.mark.parametrize("command", ["resume", "eval", "export"])
-def test_what_a_watched_run_does_not_have_is_said(command, tmp_path, capsys):
-    half_loop(tmp_path / "run", 0, None)
-    assert main([command, str(tmp_path / "run")]) == 6
-    assert "a loop that mptrain.watch recorded" in capsys.readouterr().err
-
-
 def test_updates_that_round_away_are_counted_but_not_those_of_rate_0(tmp_path):
     def lost(rate):
         torch.manual_seed(0)
