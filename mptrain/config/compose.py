@@ -67,7 +67,8 @@ def reload_watched(text: str, overrides: Sequence[str] = ()) -> Config:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"the saved configuration of the watched loop is damaged: {error!r}") from error
     own = [f"scaler.{key}={value}" for key, value in rule.items()]
-    config = compose([f"precision={precision}", f"scaler={'torch' if rule else 'none'}", *own])
+    scaler = ["scaler=torch", *own] if rule else ["scaler=none", "scaler.on_overflow=apply"]
+    config = compose([f"precision={precision}", *scaler])
     return reload(config.yaml, overrides)
 
 

@@ -33,7 +33,7 @@ class UpdateHistograms(HistogramWatch):
                 continue
             for name, module in model.named_modules():
                 if is_looked_at(module):
-                    hook = _in_training(module, self._hook(prefix + without_wrappers(name), self._hooks))
+                    hook = _InTraining(self._hook(prefix + without_wrappers(name), self._hooks))
                     self._hooks.callback(module.register_forward_hook(hook).remove)
 
     def backward_ended(self, tensors: Tensors, verdict: Verdict) -> None:
@@ -61,9 +61,18 @@ class UpdateHistograms(HistogramWatch):
         self._hooks.close()
 
 
-def _in_training(module: nn.Module, hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a forward hook that leaves out passes without gradients, as in an evaluation, and those of copies."""
-    return lambda one, *more: hook(one, *more) if torch.is_grad_enabled() and one is module else None
+class _InTraining:
+    """Forward hook that leaves out passes without gradients, as in an evaluation; of a copy of the module, all."""
+
+    def __init__(self, hook: Callable[..., None] | None = None) -> None:
+        self._hook = hook
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._hook is not None and torch.is_grad_enabled():
+            self._hook(*arguments)
+
+    def __reduce__(self) -> tuple[type[_InTraining], tuple[()]]:
+        return _InTraining, ()  # for copy and pickle
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.step_values import HostValues, StepValues
 from mptrain.integrations.histograms import Tensors, UpdateHistograms
-from mptrain.integrations.losses import running_loss
+from mptrain.integrations.losses import running_loss, running_pass
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_first_copy, is_sharded, part
 from mptrain.probe.overflow_attribution import nonfinite_parameters
@@ -41,6 +41,7 @@ class WatchedLearner:
         models: Models by the prefix of their names, for histograms.
         every: Steps between two histograms; 0 for none.
         sink: Receiver of the records.
+        before_pass: Function that is called at the end of each backward pass, before the gradients are looked at.
         log: How many steps are copied to the host together, and how often.
     """
 
@@ -54,7 +55,9 @@ class WatchedLearner:
         *,
         models: Mapping[str, nn.Module],
         every: int,
+        before_pass: Callable[[], None] = lambda: None,
     ) -> None:
+        self._before_pass = before_pass
         self.name, self.optimizer = name, optimizer
         self.steps = 0
         self._all_names, self._sink, self._options = names, sink, log
@@ -64,6 +67,10 @@ class WatchedLearner:
         self._handles: list[Any] = []
         self._of_update: Any = None
         self._verdict: Verdict | None = None
+        self._stepped: tuple[Verdict | None, Tensor | None] | None = None
+        self._added: int | None = None
+        self._consumed: int | None = None
+        self._rate: float | Tensor = 0.0
         self._queued: set[int] = set()
         self._views = any(getattr(model, "gradient_as_bucket_view", False) for model in models.values())
         self._local: dict[int, Tensor] = {}
@@ -93,7 +100,17 @@ class WatchedLearner:
 
     def on_update(self, function: Callable[[], None]) -> None:
         """Call a function after each call of the optimizer's ``step``."""
-        self._of_update = self.optimizer.register_step_post_hook(lambda *_: function())
+
+        def stepped(*_: Any) -> None:
+            self._read_rate()
+            function()
+
+        self._of_update = self.optimizer.register_step_post_hook(stepped)
+
+    def has_stepped(self) -> None:
+        """Take notice that the scaler has stepped the optimizer and is not updated yet: later passes are of others."""
+        if self._stepped is None:
+            self._stepped, self._verdict, self._loss = (self._verdict, self._loss), None, None
 
     def complete(
         self, scale: Tensor | None = None, next_scale: Tensor | None = None, found: Sequence[Tensor] = ()
@@ -105,9 +122,14 @@ class WatchedLearner:
             next_scale: Loss scale of the next update, likewise.
             found: Scalars that are above 0 if the update was skipped.
         """
-        if self._verdict is None:
-            self._look()
-        (verdict, self._verdict), (loss, self._loss) = (self._verdict, None), (self._loss, None)
+        unscaled = False
+        if self._stepped is None:
+            if self._verdict is None:  # gradients that no backward pass has left, or a step inside of one
+                self._look()
+                unscaled = bool(found)
+                self._consumed = running_pass()
+            self._stepped, self._verdict, self._loss = (self._verdict, self._loss), None, None
+        (verdict, loss), self._stepped = self._stepped, None
         if verdict is None:
             return
         self.push()
@@ -116,11 +138,10 @@ class WatchedLearner:
         skip = sum((each.to(self._one.device).reshape(1) for each in found), torch.zeros_like(self._one)).gt(0).float()
         loss = self._unknown if loss is None else loss / one.squeeze(0)
         norms = verdict.norms if self._ranks == 1 else torch.cat([verdict.norms, self._local_norms()])
-        values = StepValues(loss, one, self._zero, after, verdict.grad_norm / one, skip, norms)
-        rate = self.optimizer.param_groups[0]["lr"]
-        self._open = values, rate.clone() if isinstance(rate, Tensor) else rate
+        grad_norm = verdict.grad_norm if unscaled else verdict.grad_norm / one
+        self._open = StepValues(loss, one, self._zero, after, grad_norm, skip, norms), self._rate
         if self._histograms is not None:
-            still = not isinstance(rate, Tensor) and rate == 0  # as in the first step of a warm-up
+            still = not isinstance(self._rate, Tensor) and self._rate == 0  # as in the first step of a warm-up
             self._histograms.update_ended(self._tensors(), one, skip, moves=not still)
             self._counted.append(self._histograms)
             self._histograms = None
@@ -204,7 +225,8 @@ class WatchedLearner:
     @torch.no_grad()
     def _before_others(self) -> None:
         """Look at this rank's own gradients, and again when what others have queued is done: DDP averages them."""
-        if not self._goes_on():
+        self._before_pass()
+        if running_pass() != self._added and not self._goes_on():
             self._loss = None
         if self._ranks > 1 and not self._views:
             self._local = {id(one): _magnitude(one.grad) for one in self._params if one.grad is not None}
@@ -224,6 +246,9 @@ class WatchedLearner:
     @torch.no_grad()
     def _look(self) -> None:
         self._queued.clear()
+        if self._consumed is not None and running_pass() == self._consumed:  # an optimizer that steps in the pass
+            return
+        self._read_rate()
         given = sum(len(group["params"]) for group in self.optimizer.param_groups)
         if given != len(self._seen) or any(one.requires_grad for one in self._frozen):
             self.refresh()
@@ -239,8 +264,13 @@ class WatchedLearner:
                 self._histograms.backward_ended(self._tensors(), self._verdict)
         first = next((grad for grad in (one.grad for one in self._params) if grad is not None), None)
         self._seen_grad = (None, 0) if first is None else (ref(first), first._version)
-        if (loss := running_loss()) is not None:
+        if (loss := running_loss()) is not None and running_pass() != self._added:
+            self._added = running_pass()
             self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
+
+    def _read_rate(self) -> None:
+        rate = self.optimizer.param_groups[0]["lr"]
+        self._rate = rate.clone() if isinstance(rate, Tensor) else rate
 
     def _scalar(self, loss: Tensor) -> Tensor:
         return loss.detach().float().reshape(()).to(self._one.device, non_blocking=True, copy=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 #: Loss of the running backward pass, a scalar as it was given, usually scaled; None outside and for other tensors.
 _running: list[Tensor | None] = []
 _watchers = 0
+_passes = 0  # outermost calls so far
 _original: Callable[..., Any] = torch.autograd.backward
 _wrapper: Callable[..., Any] | None = None
 
@@ -18,6 +19,11 @@ _wrapper: Callable[..., Any] | None = None
 def running_loss() -> Tensor | None:
     """Return the loss whose backward pass is running, detached, a scalar with its loss scale; None if unknown."""
     return _running[0] if _running else None
+
+
+def running_pass() -> int | None:
+    """Return the number of the running outermost call of ``backward``, which checkpointing calls again inside it."""
+    return _passes if _running else None
 
 
 def watch_losses() -> Callable[[], None]:
@@ -39,6 +45,8 @@ def watch_losses() -> Callable[[], None]:
 
 def _keeping(backward: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        global _passes
+        _passes += not _running
         tensors = tensors if isinstance(tensors, Tensor | tuple | list) else tuple(tensors)  # a generator, for one
         roots = (tensors,) if isinstance(tensors, Tensor) else tensors
         given = args[0] if args else kwargs.get("grad_tensors")

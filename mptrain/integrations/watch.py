@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from mptrain.integrations.scalers import listen
 from mptrain.numerics.shards import is_sharded
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
-from mptrain.system.torch_private import found_overflow, loss_scale_of
+from mptrain.system.torch_private import found_overflow, has_stepped, loss_scale_of
 
 Event = OverflowRecord | ScaleRecord | EventRecord
 
@@ -41,8 +42,12 @@ class _Newest:
         elif isinstance(record, (OverflowRecord, ScaleRecord, EventRecord)):
             if isinstance(record, OverflowRecord):
                 self.overflows[record.learner] = record
-            for function in self.functions:
-                function(record)
+            for function in [*self.functions]:
+                try:
+                    function(record)
+                except Exception as error:  # training goes on
+                    self.functions.remove(function)
+                    warnings.warn(f"on_event: {function!r} raised {error!r}, and is not called again", stacklevel=2)
 
     def close(self) -> None:
         pass
@@ -104,7 +109,9 @@ class Watch:
             self._sink = Fanout(sinks)
             undo.callback(watch_losses())
             for label, one in zip(labels, optimizers, strict=True):
-                learner = WatchedLearner(label, one, names, self._sink, log, models=models, every=every)
+                learner = WatchedLearner(
+                    label, one, names, self._sink, log, models=models, every=every, before_pass=self._before_pass
+                )
                 undo.callback(learner.detach)
                 self.learners.append(learner)
                 learner.on_update(functools.partial(self._updated, learner))
@@ -123,6 +130,8 @@ class Watch:
             split: ``val`` or ``test``.
             samples: Number of evaluated samples; 0 if unknown.
         """
+        for learner in self.learners:
+            learner.flush()
         step = max(learner.steps for learner in self.learners)
         values = {name: float(value) for name, value in metrics.items()}
         self._sink.take(EvalRecord(split, step, 0, samples, values))
@@ -174,11 +183,18 @@ class Watch:
         if self._scaler is None or not found_overflow(self._scaler, learner.optimizer):
             learner.complete()
 
+    def _before_pass(self) -> None:
+        """Close the updates that the scaler has made: this pass is not of them, although it may reach their weights."""
+        for learner in self.learners:
+            if self._scaler is not None and has_stepped(self._scaler, learner.optimizer):
+                learner.has_stepped()
+
     def before_update(self) -> None:
         """Keep what the scaler has found, which its update forgets."""
         assert self._scaler is not None
         scale = loss_scale_of(self._scaler)
-        found = [(learner, found_overflow(self._scaler, learner.optimizer)) for learner in self.learners]
+        made = [learner for learner in self.learners if has_stepped(self._scaler, learner.optimizer)]
+        found = [(learner, found_overflow(self._scaler, learner.optimizer)) for learner in made]
         self._pending = [
             (learner, scale.clone().view(1), [each.clone() for each in values])
             for learner, values in found
@@ -215,6 +231,7 @@ class WatchingCallback:
         self._every, self._dir = every, dir
 
     def _start(self, model: Models, optimizer: Any, scaler: torch.amp.GradScaler | None) -> None:
+        self._close()  # that of a training that an exception ended
         self.watch = watch(model, optimizer, scaler, every=self._every, dir=self._dir)
 
     def _close(self) -> None:

@@ -54,6 +54,7 @@ __all__ = [
     "has_kernel",
     "has_native_half",
     "has_step_hooks",
+    "has_stepped",
     "input_metadata",
     "local_shard",
     "loss_scale_of",
@@ -125,6 +126,12 @@ def found_overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimize
     """
     state = scaler._per_optimizer_states.get(id(optimizer), {})
     return list(state.get("found_inf_per_device", {}).values())
+
+
+def has_stepped(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a scaler has stepped an optimizer, or skipped its step, since its last update."""
+    stage = scaler._per_optimizer_states.get(id(optimizer), {}).get("stage")
+    return stage is not None and stage.name == "STEPPED"
 
 
 def end_workers(loader: torch.utils.data.DataLoader[Any]) -> None:

@@ -400,3 +400,122 @@ def test_backward_takes_what_it_takes_unwatched():
         torch.autograd.backward((one for one in [loss]), retain_graph=True)
         torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)], [torch.ones(())])
     assert model.weight.grad.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_a_pass_between_the_steps_of_two_optimizers_and_the_update_of_their_scaler_is_of_the_second(tmp_path):
+    """As a GAN trains: the generator's pass reaches the discriminator, which has already stepped."""
+    torch.manual_seed(0)
+    one, two = nn.Linear(4, 4), nn.Linear(4, 1)
+    own = [torch.optim.SGD(model.parameters(), 0.0) for model in (one, two)]
+    scaler, told = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    with mptrain.watch([one, two], own, scaler, dir=tmp_path / "run"):
+        for step in range(3):
+            own[1].zero_grad()
+            first = two(one(torch.randn(8, 4)).detach()).square().mean()
+            scaler.scale(first).backward()
+            norm = nn.utils.get_total_norm([one.grad for one in two.parameters()]).item() / scaler.get_scale()
+            scaler.step(own[1])
+            own[0].zero_grad()
+            second = two(one(torch.randn(8, 4))).mean()
+            scaler.scale(second * (torch.inf if step == 1 else 1)).backward()
+            scaler.step(own[0])
+            scaler.update()
+            told.append((first.item(), norm, second.item()))
+    run = read_run(tmp_path / "run")
+    of_first = [(one.loss, one.grad_norm) for one in run.steps() if one.learner == "optimizer1"]
+    assert of_first == [pytest.approx((loss, norm), rel=1e-5) for loss, norm, _ in told]
+    assert {event["learner"] for event in run.events() if event["event"] == "overflow"} == {"optimizer0"}
+    losses = [one.loss for one in run.steps() if one.learner == "optimizer0"]
+    assert losses[::2] == [pytest.approx(told[at][2], rel=1e-5) for at in (0, 2)]
+
+
+def test_gradients_that_are_unscaled_but_not_stepped_are_no_update():
+    model = Network(faults=())
+    own, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    with mptrain.watch(model, own, scaler) as watch:
+        for step in range(4):
+            own.zero_grad()
+            scaler.scale(model(torch.randn(4, 8)).sum()).backward()
+            scaler.unscale_(own)
+            if step % 2:
+                scaler.step(own)
+            scaler.update()
+    assert watch.last["step"] == 2
+
+
+def test_gradients_set_by_hand_are_unscaled_once(tmp_path):
+    model = nn.Linear(4, 1)
+    own, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=256.0)
+    with mptrain.watch(model, own, scaler, dir=tmp_path / "run"):
+        grads = torch.autograd.grad(scaler.scale(model(torch.ones(2, 4)).mean()), list(model.parameters()))
+        for one, grad in zip(model.parameters(), grads, strict=True):
+            one.grad = grad
+        scaler.step(own)
+        scaler.update()
+        norm = nn.utils.get_total_norm([one.grad for one in model.parameters()]).item()
+    assert next(read_run(tmp_path / "run").steps()).grad_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_the_loss_of_a_pass_with_reentrant_checkpoints_is_counted_once(tmp_path):
+    plain = train(True, folder=tmp_path / "plain")[0]
+    again = train(True, network=lambda: Network(reentrant=True), folder=tmp_path / "again")[0]
+    assert plain == again
+    assert [one.loss for one in read_run(tmp_path / "again").steps()] == pytest.approx(again)
+
+
+def test_an_optimizer_that_steps_within_the_pass_has_the_loss_of_that_pass(tmp_path):
+    torch.manual_seed(0)
+    model, losses = nn.Linear(4, 1), []
+    own = torch.optim.SGD([model.weight], 0.1)
+
+    def step(_):
+        own.step()
+        own.zero_grad()
+
+    with mptrain.watch(model, own, dir=tmp_path / "run"):
+        model.weight.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            loss = model(torch.randn(8, 4)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+    assert [one.loss for one in read_run(tmp_path / "run").steps()] == pytest.approx(losses)
+
+
+def test_an_evaluation_is_on_record_after_the_update_that_it_follows(tmp_path):
+    model = Network(faults=())
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(model, own, dir=tmp_path / "run") as watch:
+        for step in range(1, 5):
+            own.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            own.step()
+            if step % 2 == 0:
+                watch.evaluated({"loss": float(step)})
+    found = [event for event in read_run(tmp_path / "run").events() if event["event"] == "evaluation"]
+    assert [event["step"] for event in found] == [2, 4]
+
+
+def test_a_function_that_fails_is_called_no_more_and_training_goes_on():
+    model, calls = Network(), []
+    own = torch.optim.SGD(model.parameters(), 0.1)
+
+    def fail(event):
+        calls.append(event)
+        raise KeyError("step")
+
+    watch = mptrain.watch(model, own)
+    watch.on_event(fail)
+    for _ in range(STEPS):
+        own.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        own.step()
+    with pytest.warns(UserWarning, match="is not called again"):
+        watch.close()
+    assert (len(calls), watch.last["step"]) == (1, STEPS)
+
+
+def test_a_model_is_saved_and_copied_while_it_is_sampled(tmp_path):
+    model = Network(faults=())
+    with mptrain.watch(model, torch.optim.SGD(model.parameters(), 0.1)):
+        torch.save(model, tmp_path / "model.pt")
+        copy.deepcopy(model)(torch.randn(2, 8))
