@@ -175,6 +175,11 @@ class Loop:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else instance(loss)
             raise ConfigError(f"loss_fn returned {got}", "return the loss, a tensor with one element")
+        trained = [one for one in model.parameters() if one.requires_grad]
+        reached = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad and trained else ()
+        if all(one is None for one in reached):
+            what = "the loss does not depend on a parameter of the model that loss_fn is given"
+            raise ConfigError(what, "compute it with its first argument, which is a copy of the model")
         return list(found)
 
 

@@ -137,8 +137,13 @@ class RunFiles:
         self._steps = 0
 
     def take(self, record: Record) -> None:
-        """Write a record, and count steps and overflows for the summary."""
+        """Write a record, and count steps and overflows for the summary; after the end an evaluation is added."""
         self._files.take(record)
+        if self._state.status != "running" and isinstance(record, EvalRecord):
+            self._files.close()
+            self._evaluated = True
+            write_summary(self._directory.paths.summary, self._summary())
+            return
         if isinstance(record, StepRecord):
             self._steps, scale = max(self._steps, record.step), record.loss_scale
             first = {"overflows": {}, "scale": {"first": scale, "min": scale, "max": scale}}

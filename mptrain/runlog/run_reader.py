@@ -56,9 +56,10 @@ class Run:
 
     def _shards(self) -> list[RunPaths]:
         """Return the folders of all ranks of a watched loop with sharded parameters; empty for other runs."""
-        ranks = [RunPaths(self.paths.ranks / str(rank)) for rank in range(max(self.state.ranks, 1))]
-        if not ranks[0].steps.exists():
+        if not RunPaths(self.paths.ranks / "0").steps.exists():
             return []
+        there = sum(1 for _ in self.paths.ranks.iterdir())
+        ranks = [RunPaths(self.paths.ranks / str(rank)) for rank in range(min(self.state.ranks, there + 1))]
         if missing := [str(each.steps) for each in ranks if not each.steps.exists()]:
             raise StorageError(
                 f"{', '.join(missing)} is missing: each rank has the records of its own shards",

@@ -239,3 +239,10 @@ def test_what_cannot_be_examined_is_refused(change, loss_fn, precision, error, w
 def test_a_wrapped_model_is_examined_without_its_wrapper():
     model, batch = small()
     assert mptrain.doctor(nn.DataParallel(model), loss_of, batch) == mptrain.doctor(model, loss_of, batch)
+
+
+@pytest.mark.parametrize("check", [mptrain.doctor, mptrain.diagnose])
+def test_a_loss_of_another_model_than_the_one_that_is_given_is_refused(check):
+    model, batch = small()
+    with pytest.raises(ConfigError, match="does not depend on a parameter of the model that loss_fn is given"):
+        check(model, lambda _, given: loss_of(model, given), batch)

@@ -91,3 +91,9 @@ def test_updates_that_round_away_are_counted_but_not_those_of_rate_0(tmp_path):
     moving, same = lost(1.0)
     assert moving > 0
     assert same < 0.5 * moving
+
+
+def test_an_evaluation_after_the_end_is_what_is_compared(tmp_path):
+    watch = half_loop(tmp_path / "run", 0, None)
+    watch.evaluated({"accuracy": 0.25})
+    assert measure(read_run(tmp_path / "run")).metrics == {"accuracy": 0.25}
