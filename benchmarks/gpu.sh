@@ -49,17 +49,27 @@ torch_wheels() {
         -iregex '.*/(torch|torchvision|triton|(nvidia|cuda)_[^-/]*)-[^/]*\.whl' "${@:2}"
 }
 
+# A virtual environment of the wheels, this repository and what the machine's own Python has, which programs that tests start see too.
+environment() {
+    "$python" -m venv --without-pip "$1"
+    local packages
+    packages=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --target "$packages" "$2"/*.whl
+    { pwd; "$python" -c 'import sys; print("\n".join(path for path in sys.path if path.endswith("-packages")))'; } >"$packages/machine.pth"
+}
+
 run() {
     local folder=$1 out=$2 rehearse=${3:-}
     compgen -G "$folder/*.whl" >/dev/null || fail "there are no wheels in $folder: $0 pack $folder makes them, where there is a network"
     [[ -z $(torch_wheels "$folder") ]] || fail "$folder has wheels of torch or CUDA, which would hide this machine's own: pack it again with $0 pack $folder"
-    site=$(mktemp -d)
-    trap 'rm -rf "$site"' EXIT
-    "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --target "$site" "$folder"/*.whl
-    export PYTHONPATH=$site PYTHONUNBUFFERED=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # plugins of other people's may warn
+    venv=$(mktemp -d)
+    trap 'rm -rf "$venv"' EXIT
+    environment "$venv" "$folder"
+    python=$venv/bin/python
+    export PYTHONUNBUFFERED=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # plugins of other people's may warn
     mkdir -p "$out"
     local failed=0
-    timeout 240 "$python" -m pytest -p xdist -p pytest_timeout -n 4 -q -p no:cacheprovider -m gpu \
+    timeout 240 "$python" -m pytest -p xdist -p pytest_timeout -n "$(nproc)" --maxprocesses 12 -q -p no:cacheprovider -m gpu \
         --junitxml "$out/tests.xml" tests/gpu || failed=$?
     timeout 300 "$python" -m benchmarks.run --suite gpu --out "$out/gpu.json" ${rehearse:+--rehearse} \
         --budget "${BUDGET:-280}" || failed=$?

@@ -1,6 +1,6 @@
 """Trains a network whose gradients overflow in two steps by a framework of others, and prints what a watch has seen.
 
-python -m tests.integrations.framework_loops accelerate|transformers|lightning|manual|fabric
+python -m tests.integrations.framework_loops accelerate|transformers|lightning|manual|fabric [cpu|cuda]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import nn
 import mptrain
 
 STEPS, SIZE = 12, 16
+DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cpu"
 DRAWS = torch.Generator().manual_seed(1)
 X = torch.randn(STEPS * SIZE, 8, generator=DRAWS)
 Y = X[:, :4].argmax(1)
@@ -41,7 +42,7 @@ class Faulty(nn.Module):
 
 
 def scaler():
-    return torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return torch.amp.GradScaler(DEVICE, init_scale=1024.0)
 
 
 def parts(model):
@@ -52,7 +53,7 @@ def parts(model):
 def accelerate(events):
     from accelerate import Accelerator
 
-    accelerator, model = Accelerator(cpu=True), Faulty()
+    accelerator, model = Accelerator(cpu=DEVICE == "cpu"), Faulty()
     accelerator.scaler = scaler()
     loader = torch.utils.data.DataLoader(DATA, batch_size=SIZE)
     model, optimizer, loader, schedule = accelerator.prepare(model, *parts(model)[:1], loader, parts(model)[1])
@@ -87,7 +88,12 @@ def transformers(events):
 
     numerics = Numerics()
     options = TrainingArguments(
-        "unused", per_device_train_batch_size=SIZE, num_train_epochs=1, use_cpu=True, report_to=[], save_strategy="no"
+        "unused",
+        per_device_train_batch_size=SIZE,
+        num_train_epochs=1,
+        use_cpu=DEVICE == "cpu",
+        report_to=[],
+        save_strategy="no",
     )
     samples = [{"x": x, "labels": y} for x, y in DATA]
     trainer = Trainer(Model(), options, train_dataset=samples, callbacks=[numerics, Listener()])
@@ -127,13 +133,14 @@ def lightning(events, *, manual=False):
 
     numerics = Numerics()
     trainer = L.Trainer(
-        accelerator="cpu",
+        accelerator=DEVICE,
+        devices=1,
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        plugins=[MixedPrecision("16-mixed", "cpu", scaler())],
+        plugins=[MixedPrecision("16-mixed", DEVICE, scaler())],
         callbacks=[numerics, Listener()],
         gradient_clip_val=None if manual else 1.0,
     )
@@ -150,7 +157,7 @@ def fabric(events):
     from lightning.fabric.plugins import MixedPrecision
 
     own = scaler()
-    fabric = L.Fabric(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu", own)])
+    fabric = L.Fabric(accelerator=DEVICE, devices=1, plugins=[MixedPrecision("16-mixed", DEVICE, own)])
     fabric.launch()
     model = Faulty()
     optimizer, schedule = parts(model)
@@ -158,7 +165,7 @@ def fabric(events):
     with mptrain.watch(model, optimizer, own) as watch:
         watch.on_event(events.append)
         for at in range(STEPS):
-            x, y = X[at * SIZE : (at + 1) * SIZE], Y[at * SIZE : (at + 1) * SIZE]
+            x, y = (one[at * SIZE : (at + 1) * SIZE].to(fabric.device) for one in (X, Y))
             optimizer.zero_grad()
             fabric.backward(nn.functional.cross_entropy(model(x).float(), y))
             optimizer.step()

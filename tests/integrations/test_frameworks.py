@@ -17,20 +17,24 @@ from mptrain.runlog.run_paths import RunPaths
 BEHIND = ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"]
 
 
+FRAMEWORKS = [
+    ("accelerate", "", []),  # its schedule waits for the update
+    ("transformers", "inner.", [4, 9]),
+    ("lightning", "inner.", [4, 9]),
+    ("manual", "inner.", [4, 9]),
+    ("fabric", "", [4, 9]),
+]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("framework", "prefix", "moved"),
-    [
-        ("accelerate", "", []),  # its schedule waits for the update
-        ("transformers", "inner.", [4, 9]),
-        ("lightning", "inner.", [4, 9]),
-        ("manual", "inner.", [4, 9]),
-        ("fabric", "", [4, 9]),
-    ],
-)
+@pytest.mark.parametrize(("framework", "prefix", "moved"), FRAMEWORKS)
 def test_a_framework_s_skipped_steps_are_named(framework, prefix, moved, tmp_path):
+    assert_skipped_steps_are_named(framework, prefix, moved, tmp_path, "cpu")
+
+
+def assert_skipped_steps_are_named(framework, prefix, moved, tmp_path, device):
     pytest.importorskip({"manual": "lightning", "fabric": "lightning"}.get(framework, framework))
-    command = [sys.executable, "-m", "tests.integrations.framework_loops", framework]
+    command = [sys.executable, "-m", "tests.integrations.framework_loops", framework, device]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

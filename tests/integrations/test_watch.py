@@ -63,7 +63,7 @@ def train(
     model = wrap(network())
     own = optimizer(model.parameters())
     schedule = torch.optim.lr_scheduler.ExponentialLR(own, 0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0) if scaled else None
     watch, events, losses = None, [], []
     if watched:
         watch = mptrain.watch(model, own, scaler, every=every, dir=folder)
