@@ -22,7 +22,9 @@ class Ring:
     def __init__(self, capacity: int, parameters: int, device: torch.device) -> None:
         self._capacity = capacity
         size, has = capacity * (len(StepValues._fields) - 1 + parameters), capabilities(device)
-        self._host = torch.zeros(size, dtype=widest(device), pin_memory=True) if has.pinned and has.streams else None
+        self._host = None
+        if has.pinned and has.streams:  # the CPU is named because a loop may have another default device
+            self._host = torch.zeros(size, dtype=widest(device), device="cpu", pin_memory=True)
         self._kept: list[StepValues] = []
         self._in_flight: tuple[int, int, torch.Event] | None = None
         self._read: list[HostValues] = []

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsInvalidated, host_waits
-from mptrain.engine.step_values import StepValues
+from mptrain.engine.step_values import StepValues, stack
 from mptrain.system.device import capabilities
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class StepGraphs:
             values = step(batch)
         if waits:  # a capture would fail
             self._refuse(kind, f"the host waits for the device, in {waits[0]}")
-        values = [one.clone() for one in values]  # _hold writes into some of these tensors
+        values = [StepValues.of(stack([one])) for one in values]  # _hold writes into some of these tensors
         self._hold()
         return values
 
@@ -158,12 +158,12 @@ class _Graph:
 
     def __init__(self, learners: Sequence[Learner], batch: Batch) -> None:
         self._learners, self._batch = learners, batch.clone()
-        self._values: list[StepValues] = []
+        self._values: list[Tensor] = []
         self._gathered: list[GradientState] = []
         self.replay: Callable[[], None]
 
     def body(self, step: Step, fixed: Sequence[dict[str, Tensor]]) -> None:
-        self._values = [one.clone() for one in step(self._batch)]  # move_into writes into some of these tensors
+        self._values = [stack([one]) for one in step(self._batch)]  # move_into writes into some of these tensors
         for learner, moving in zip(self._learners, fixed, strict=True):
             learner.move_into(moving)
 
@@ -178,7 +178,7 @@ class _Graph:
         if not again:
             for learner, gathered in zip(self._learners, self._gathered, strict=True):
                 learner.weights.gradients.restore(gathered)
-        return [values.clone() for values in self._values]
+        return [StepValues.of(values.clone()) for values in self._values]
 
 
 def _kind_of(batch: Batch) -> tuple[Any, ...]:

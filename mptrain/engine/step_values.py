@@ -26,9 +26,11 @@ class StepValues(NamedTuple):
     skip: Tensor
     norms: Tensor
 
-    def clone(self) -> StepValues:
-        """Return copies, which later steps do not overwrite."""
-        return StepValues(*map(torch.clone, self))
+    @classmethod
+    def of(cls, packed: Tensor) -> StepValues:
+        """Return the values of a tensor of `stack` of one step, as views in its dtype."""
+        width = len(cls._fields) - 1
+        return cls._make([packed[0], *(packed[at : at + 1] for at in range(1, width)), packed[width:]])
 
 
 class HostValues(NamedTuple):
@@ -51,7 +53,7 @@ class HostValues(NamedTuple):
 def stack(steps: Sequence[StepValues]) -> Tensor:
     """Return the values of N steps as one tensor, field after field, in the dtype of the norms."""
     *scalars, norms = zip(*steps, strict=True)
-    columns = [torch.stack(column).view(-1).to(norms[0].dtype) for column in scalars]
+    columns = [torch.cat([one.view(1) for one in column]).to(norms[0].dtype) for column in scalars]
     return torch.cat([*columns, *norms])
 
 

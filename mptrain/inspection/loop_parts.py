@@ -63,7 +63,7 @@ class LoopBatch(Batch):
         given = [name for name in find_inputs(tensors) if tensors[name].ndim]
         floating = [name for name in given if tensors[name].is_floating_point()]
         first = next(iter((*floating, *given)), "")
-        inputs = tensors.get(first, torch.zeros(1, dtype=torch.int64))
+        inputs = tensors.get(first, torch.zeros(1, dtype=torch.int64, device="cpu"))
         leaves = [one for one in tree_leaves(value) if one is not None]
         even = len(leaves) == len(tensors) and len({tensor.shape[:1] for tensor in leaves}) == 1
         return cls(inputs, inputs, extras=tensors, value=value, model_inputs=frozenset(floating), is_even=even)

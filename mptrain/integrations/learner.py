@@ -273,7 +273,7 @@ class WatchedLearner:
         self._rate = rate.clone() if isinstance(rate, Tensor) else rate
 
     def _scalar(self, loss: Tensor) -> Tensor:
-        return loss.detach().float().reshape(()).to(self._one.device, non_blocking=True, copy=True)
+        return loss.detach().float().reshape(()).to(self._one.device, copy=True)
 
 
 class _Log(LearnerLog):

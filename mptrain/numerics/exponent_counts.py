@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.system.records import ExponentCounts
 
 #: Layout of the result of `count_exponents`: 256 biased exponents, zeros, NaN, bits of the largest finite magnitude.
@@ -19,6 +20,9 @@ _INF_BITS = 0x7F800000
 _BIAS = 127
 _MANTISSA = 23
 
+#: Elements that are counted together: their temporary copies take 0.5 GB of a device's memory.
+_PIECE = 1 << 24
+
 
 def count_exponents(tensor: Tensor) -> Tensor:
     """Count the values of a tensor of any float dtype (FP64 is rounded to FP32) by exponent, without synchronising.
@@ -26,14 +30,19 @@ def count_exponents(tensor: Tensor) -> Tensor:
     The result is int64 of shape (`PLACES`,) on the tensor's device: the numbers of values with each of the 256 biased
     FP32 exponents, the numbers of zeros and NaN, and the bits of the largest finite magnitude in FP32.
     """
-    bits = tensor.detach().float().view(torch.int32).bitwise_and(0x7FFFFFFF)
     found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
-    if not bits.numel():
-        return found
-    exponents = bits.bitwise_right_shift(_MANTISSA).flatten()
-    if bits.device.type != "cpu":  # bincount synchronises with the device to read the largest value
-        one = torch.ones((), dtype=torch.int64, device=bits.device)
-        found[:_BINS].scatter_add_(0, exponents.long(), one.expand(exponents.shape))
+    values = flat(tensor.detach(), memory_order(tensor))
+    for piece in values.split(_PIECE) if len(values) else ():
+        found = add_counts(found, _count(piece))
+    return found
+
+
+def _count(values: Tensor) -> Tensor:
+    bits = values.float().view(torch.int32).bitwise_and(0x7FFFFFFF)
+    found = torch.zeros(PLACES, dtype=torch.int64, device=values.device)
+    exponents = bits.bitwise_right_shift(_MANTISSA)
+    if values.is_cuda:  # bincount synchronises with the device to read the largest value
+        found[:_BINS] = torch.histc(exponents, bins=_BINS, min=0, max=_BINS)
     else:
         found[:_BINS] = torch.bincount(exponents, minlength=_BINS)
     found[_ZEROS] = torch.count_nonzero(bits == 0)
@@ -54,7 +63,7 @@ def read_counts(places: list[int], dtype: torch.dtype) -> ExponentCounts:
     bins[0] -= zeros
     filled = [at for at, count in enumerate(bins) if count]
     first, last = (filled[0], filled[-1]) if filled else (0, -1)
-    largest = torch.tensor(places[_LARGEST], dtype=torch.int32).view(torch.float32).item()
+    largest = torch.tensor(places[_LARGEST], dtype=torch.int32, device="cpu").view(torch.float32).item()
     return ExponentCounts(
         dtype=str(dtype).removeprefix("torch."),
         zeros=zeros,

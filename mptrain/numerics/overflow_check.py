@@ -62,7 +62,7 @@ _PIECE = 32768
 def gradient_norms(grads: list[Tensor]) -> Tensor:
     """Return the L2 norm of each of P gradients on one device, float64 (P,); no finite element overflows there."""
     if not grads:
-        return torch.zeros(0, dtype=torch.float64)
+        return torch.zeros(0, dtype=torch.float64, device="cpu")
     if not capabilities(grads[0].device).fp64:
         return torch.stack([float32_norm(grad) for grad in grads])
     large = {index: pieces for index, grad in enumerate(grads) if (pieces := _pieces(grad))}
@@ -87,7 +87,9 @@ class HostJudge:
     def __init__(self, weights: Sequence[Tensor], *, exact: bool = True) -> None:
         self._exact = exact
         size = _PIECE * torch.get_num_threads()
-        self._room = torch.zeros(size, dtype=torch.float64)  # shared: an allocation would cost more than the sum
+        self._room = torch.zeros(
+            size, dtype=torch.float64, device="cpu"
+        )  # shared: an allocation would cost more than the sum
         self._large = {index: memory_order(w) for index, w in enumerate(weights) if w.numel() > size}
         self._groups: list[_Group] = []
         members: list[int] = []
@@ -99,10 +101,10 @@ class HostJudge:
                 members.append(index)
         if members:
             self._groups.append(_Group(self._room, weights, members))
-        self._overflow = torch.zeros(1, dtype=torch.bool)
-        self._applied = torch.ones(1, dtype=torch.bool)
-        self._skip = torch.zeros(1)
-        self._norms = torch.zeros(len(weights), dtype=torch.float64)
+        self._overflow = torch.zeros(1, dtype=torch.bool, device="cpu")
+        self._applied = torch.ones(1, dtype=torch.bool, device="cpu")
+        self._skip = torch.zeros(1, device="cpu")
+        self._norms = torch.zeros(len(weights), dtype=torch.float64, device="cpu")
 
     def __call__(self, grads: Sequence[Tensor], scale: Tensor) -> Verdict | None:
         """Return the verdict on P scaled gradients, in the order of the weights; None on overflow or a scale of 0.
@@ -110,7 +112,7 @@ class HostJudge:
         ``scale`` is the loss scale, float32 of shape (1,). The norms of single gradients in the verdict are 0.
         """
         squares = [group.square(grads) for group in self._groups]
-        large = [_flat(grads[index], order) for index, order in self._large.items()]
+        large = [flat(grads[index], order) for index, order in self._large.items()]
         if self._exact or any(grad.dtype != torch.float32 for grad in large):
             squares += self._squares(large)
         else:
@@ -121,7 +123,7 @@ class HostJudge:
         grad_norm = math.sqrt(math.fsum(squares)) / divisor if divisor else math.nan
         if not math.isfinite(grad_norm):
             return None
-        total = torch.full((1,), grad_norm, dtype=torch.float64)
+        total = torch.full((1,), grad_norm, dtype=torch.float64, device="cpu")
         return Verdict(self._overflow, self._applied, self._skip, total, self._norms, known_finite=True)
 
     def _squares(self, grads: Sequence[Tensor]) -> list[float]:
@@ -163,7 +165,7 @@ def _pieces(grad: Tensor) -> Sequence[Tensor]:
     """Split a large CPU gradient for speed: torch's own norm, with an FP64 copy of all of it, takes 3 times as long."""
     if not capabilities(grad.device).host or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
         return ()
-    pieces: Sequence[Tensor] = _flat(grad, memory_order(grad)).split(_PIECE * torch.get_num_threads())
+    pieces: Sequence[Tensor] = flat(grad, memory_order(grad)).split(_PIECE * torch.get_num_threads())
     return pieces
 
 
@@ -179,8 +181,9 @@ def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
     return order if tensor.permute(order).is_contiguous() else None
 
 
-def _flat(grad: Tensor, order: tuple[int, ...] | None) -> Tensor:
-    return (grad if order is None else grad.permute(order)).reshape(-1)
+def flat(tensor: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """Return a tensor with its dimensions in a `memory_order` flattened; copied if it has gaps in memory."""
+    return (tensor if order is None else tensor.permute(order)).reshape(-1)
 
 
 def _norm_of(pieces: Sequence[Tensor]) -> Tensor:

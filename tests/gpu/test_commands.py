@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ def trained(folder, *words, name="run"):
     done = run_command(*words, f"run.name={name}", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     run = read_run(folder / "outputs" / name)
-    assert run.state.device.startswith(NAME)
+    assert NAME in run.state.device
     return run
 
 
@@ -44,11 +43,11 @@ def test_the_default_command_learns_in_every_precision_and_commands_read_its_run
 
 
 def test_the_network_of_the_first_page_trains_in_less_memory(tmp_path):
-    words = ("model=resnet50", "dataset=synthetic", "dataset.image_size=64", "dataset.train_samples=2560", "train.batch_size=128",
+    words = ("model=resnet50", "dataset=synthetic", "dataset.image_size=64", "dataset.train_samples=1280", "train.batch_size=64",
              "train.epochs=1", "checkpoint.every_epochs=null")  # fmt: skip
     half = trained(tmp_path, *words, "precision=amp_dynamic", name="half")
     full = trained(tmp_path, *words, "precision=fp32", name="full")
-    print(json.dumps([half.summary, full.summary]))
+    assert half.summary["peak_memory"] < 0.75 * full.summary["peak_memory"]
     assert len([*half.steps()]) == len([*full.steps()]) == 20
     assert all(one.loss < 20 for one in half.steps())
 
@@ -65,8 +64,8 @@ def test_a_compiled_run_trains_like_one_that_is_not(tmp_path, precision):
     "words",
     [
         ("optimizer=torch", "optimizer.name=AdamW"),
-        ("optimizer=torch", "optimizer.name=AdamW", "optimizer.args={fused:true}"),
-        ("optimizer=torch", "optimizer.name=LBFGS"),
+        ("optimizer=torch", "optimizer.name=AdamW", "+optimizer.foreach=true"),
+        ("optimizer=torch", "optimizer.name=SGD", "+optimizer.momentum=0.9"),
         ("optimizer=adam", "train.ema_decay=0.9", "train.accumulate=2"),
         ("train.engine=graph",),
         ("train.deterministic=true",),
@@ -77,8 +76,7 @@ def test_a_compiled_run_trains_like_one_that_is_not(tmp_path, precision):
     ids=" ".join,
 )
 def test_options_of_the_first_pages_train(tmp_path, words):
-    precision = "fp32" if "optimizer.name=LBFGS" in words else "amp_dynamic"
-    run = trained(tmp_path, "train.epochs=2", f"precision={precision}", *words)
+    run = trained(tmp_path, "train.epochs=2", "precision=amp_dynamic", *words)
     assert run.summary["metric"] > 0.5
 
 

@@ -78,7 +78,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch with all tensors on a device; copies from page-locked memory are asynchronous."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        ahead = device.type != "cpu"  # a copy to the host could be read before it has arrived
+        return self._each(lambda tensor: tensor.to(device, non_blocking=ahead))
 
     def cast(self, dtype: torch.dtype) -> Batch:
         """Return the batch with ``inputs`` in a dtype if they are floating-point."""
