@@ -17,4 +17,8 @@ def cases_of(suite: str) -> tuple[Case, ...]:
         *commands.CASES,
         *resnet_cpu.CASES,
     )
-    return {"smoke": cpu_steps.CASES, "cpu": cpu, "gpu": (*gpu.CASES, *watched.GPU_CASES, *gpu_profile.CASES)}[suite]
+    return {
+        "smoke": cpu_steps.CASES,
+        "cpu": cpu,
+        "gpu": (*gpu.CASES, *watched.GPU_CASES, *gpu_profile.CASES, *gpu.COMPILING),
+    }[suite]

@@ -25,6 +25,11 @@ if (
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+def pytest_configure(config):
+    if "gpu" not in config.option.markexpr:  # tests of a CPU would train on a GPU that is there
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(autouse=True)
 def _random_state_of_one_test_does_not_reach_the_next():
     torch.manual_seed(0)

@@ -54,6 +54,8 @@ class SyncBatchNorm(BatchNorm):
         In training mode every rank must call this at the same time, and the running statistics are updated. In
         evaluation mode the layer is torch's BatchNorm without communication.
         """
+        if input.ndim == 3:  # there is no memory format of three dimensions in which channels are last
+            return self.forward(input.unsqueeze(-1)).squeeze(-1)
         if not self.training:  # even without running statistics: ranks evaluate different numbers of batches
             return super().forward(input)
         share, mean, var = self.momentum, self.running_mean, self.running_var
@@ -116,9 +118,14 @@ def _kernels_for(x: Tensor) -> Any:
 
 
 def _dense(x: Tensor) -> Tensor:
+    """Return the values of ``x`` without gaps in memory, in half precision on a CUDA device with channels last.
+
+    Of other halves torch's `batch_norm_backward_reduce` adds up wrongly: on an H200 (torch 2.11) its sums over 108
+    and 16,384 values were off by .1 to .8 % in FP16 and by .7 to 9 % in BF16, and by 1e-6 with channels last.
+    """
     if x.is_contiguous(memory_format=torch.channels_last) or x.is_contiguous(memory_format=torch.channels_last_3d):
         return x
-    return x.contiguous()
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.is_cuda and x.dtype.itemsize == 2 else x.contiguous()
 
 
 class CpuBatchNormOps:

@@ -15,7 +15,7 @@ from mptrain.engine.step_graphs import WARM_UP, capture_on
 from mptrain.engine.step_runner import StepRunner
 from mptrain.system.records import EventRecord
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 
 GAN = ("model=dcgan", "dataset=synthetic", "dataset.image_size=16", "dataset.train_samples=96", "train.batch_size=16",
        "train.epochs=2", "precision=amp_dynamic", "checkpoint.every_epochs=null")  # fmt: skip

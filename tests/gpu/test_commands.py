@@ -15,7 +15,7 @@ import mptrain
 from mptrain.runlog import read_run
 from tests.inspection.test_loop_checks import loss_of, small
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 
 MODES = ["fp32", "tf32", "amp_dynamic", "amp_static", "amp_bf16", "fp16_dynamic", "fp16_static", "fp16_pure", "bf16"]
 NAME = torch.cuda.get_device_name() if torch.cuda.is_available() else ""

@@ -9,7 +9,7 @@ from planted import ALLOWED, plant
 from mptrain.config.compose import compose
 from mptrain.inspection.diagnosis import diagnose_config
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 
 
 @pytest.mark.parametrize(("kind", "module"), [("backward", "body.2"), ("forward", "body.1"), ("square", None)])

@@ -12,7 +12,7 @@ from mptrain.numerics.exponent_counts import count_exponents
 from mptrain.probe.histograms import HistogramWatch
 from mptrain.system.records import StepRecord
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

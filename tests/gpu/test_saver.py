@@ -10,7 +10,7 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import read_manifest
 from mptrain.runlog.saver import HostCopy, Saver
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 
 
 def test_a_copy_holds_what_was_there_when_it_was_asked_for():

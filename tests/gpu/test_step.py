@@ -12,7 +12,7 @@ from small_runs import TINY, loop_of, parts_of, steps_of, whole_and_resumed
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 
 DEVICE = "cuda"
 MODES = ["fp32", "tf32", "amp_dynamic", "amp_static", "amp_bf16", "fp16_dynamic", "fp16_static", "fp16_pure", "bf16"]

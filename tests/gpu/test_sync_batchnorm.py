@@ -6,7 +6,7 @@ import pytest
 import torch
 from parallel.batch_norms import OPTIONS, SHAPES, layer_of, over_ranks, whole
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -14,7 +14,7 @@ from mptrain.runlog import read_run
 from tests.integrations import test_frameworks
 from tests.integrations.test_watch import BEHIND, FAULTS, STEPS, Network, names, overflows, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 
 
 @pytest.fixture(autouse=True)

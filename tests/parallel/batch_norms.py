@@ -10,8 +10,18 @@ from torch import nn
 
 from mptrain.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 
+
+class OfSequences(nn.BatchNorm1d):
+    """The layer with inputs of three dimensions."""
+
+
 #: Of nine samples of five channels.
-SHAPES = {nn.BatchNorm1d: (9, 5), nn.BatchNorm2d: (9, 5, 4, 3), nn.BatchNorm3d: (9, 5, 2, 3, 2)}
+SHAPES = {
+    nn.BatchNorm1d: (9, 5),
+    OfSequences: (9, 5, 12),
+    nn.BatchNorm2d: (9, 5, 4, 3),
+    nn.BatchNorm3d: (9, 5, 2, 3, 2),
+}
 PARTS = (2, 6, 1)
 OPTIONS = [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}]
 
