@@ -56,7 +56,7 @@ def _images(side: int, batch: int, classes: int) -> tuple[str, ...]:
     return (
         f"dataset.image_size={side}",
         f"dataset.classes={classes}",
-        f"dataset.samples={5 * batch}",
+        f"dataset.samples={3 * batch}",
         f"dataset.val_samples={batch}",
         "dataset.test_samples=8",
         f"train.batch_size={batch}",
@@ -65,4 +65,4 @@ def _images(side: int, batch: int, classes: int) -> tuple[str, ...]:
 
 def _work(setting: Setting, *words: str, optimizer: str = "sgd") -> Work:
     native = () if setting.device == "cuda" else ("precision.cpu_kernels=upcast",)
-    return Work(words, optimizer=optimizer, device=setting.device, more=native, agree_lr=1e-3, batches=4)  # type: ignore[arg-type]
+    return Work(words, optimizer=optimizer, device=setting.device, more=native, agree_lr=1e-3, batches=2)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks.loops.bare import Bare, Passes
-from benchmarks.loops.base import Loop, Mode, Work
+from benchmarks.loops.base import Loop, Mode, Work, batches
 from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.timing import Block, Times, in_several_places, take_turns
@@ -156,6 +156,7 @@ def _in_its_own_arithmetic(mode: Mode, loop: Ours) -> Block:
 
 def peak_memory(work: Work, mode: Mode) -> int:
     """Largest memory in use while steps are trained, in bytes, the other precisions' not among it."""
+    batches.cache_clear()  # each precision counts its own
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -13,8 +14,6 @@ from mptrain.build.parts import build
 from mptrain.config.compose import compose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor, nn
 
     from mptrain.workloads.base.batch import Batch
@@ -123,7 +122,8 @@ def materials(work: Work, mode: Mode = "fp32") -> Materials:
     return Materials(parts.model.train(), parts.task.objectives()[0], list(batches(work)), work)
 
 
-def batches(work: Work) -> Iterator[Batch]:
+@functools.lru_cache(maxsize=1)  # drawing large images takes longer than training on them
+def batches(work: Work) -> tuple[Batch, ...]:
     """The batches of the work, in the order in which a run would train on them."""
     parts, _ = build(compose(work.line("fp32")))
     loader, epoch = parts.loaders["train"], 0
@@ -131,7 +131,7 @@ def batches(work: Work) -> Iterator[Batch]:
     while len(found) < work.batches:
         found += [parts.prepare_float32(batch) for batch in loader.batches(epoch)]
         epoch += 1
-    yield from found[: work.batches]
+    return tuple(found[: work.batches])
 
 
 class ByHand(ABC):

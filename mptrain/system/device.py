@@ -1,9 +1,9 @@
 """Device abstraction: numeric formats and features of torch devices, and the calls that differ between them.
 
 Functions that all accelerators share come from torch.accelerator, others from the device's module
-(`torch.get_device_module`). `Capabilities` lists the features that not every device has. Only CPUs have been used for
-training. CUDA support follows its documentation; support of ROCm (which torch calls ``cuda``), XPU and MPS follows
-torch's sources.
+(`torch.get_device_module`). `Capabilities` lists the features that not every device has. CPUs and an
+NVIDIA H200 have been used for training; support of ROCm (which torch calls ``cuda``), XPU and MPS follows torch's
+sources.
 """
 
 from __future__ import annotations
@@ -203,11 +203,10 @@ def is_rocm() -> bool:
 
 
 def untried(device: torch.device) -> str:
-    """Return a warning for the user if mptrain was never run on this kind of device (all but CPUs); else empty."""
-    if device.type == "cuda":
-        kind, maker = ("ROCm/HIP", "AMD") if is_rocm() else ("CUDA", "NVIDIA")
-        return f"{kind} is untested: mptrain has never been run on an {maker} GPU"
-    if device.type not in NAMES:
+    """Return a warning for the user if mptrain was never run on this kind of device; empty for CPUs and NVIDIA GPUs."""
+    if device.type == "cuda" and is_rocm():
+        return "ROCm/HIP is untested: mptrain has never been run on an AMD GPU"
+    if device.type == "cuda" or device.type not in NAMES:
         return ""
     lacks = "" if capabilities(device).fp64 else "; without FP64, norms and scalers compute in FP32"
     return f"device={device.type} is untested: mptrain has never been run on {NAMES[device.type]}{lacks}"

@@ -195,6 +195,19 @@ def test_no_update_reads_the_device(every):
     assert (watch.last["step"], watch.last["skipped"]) == (5, False)
 
 
+def test_a_loop_with_another_default_device_is_watched_where_its_tensors_are():
+    model, x = Network(faults=(2,)), torch.randn(4, 8)
+    own, seen = torch.optim.SGD(model.parameters(), 0.1), []
+    with torch.device("meta"), mptrain.watch(model, own, every=1) as watch:
+        watch.on_event(seen.append)
+        for _ in range(2):
+            own.zero_grad()
+            model(x).square().mean().backward()
+            own.step()
+    assert watch.last["step"] == 2
+    assert [names(one) for one in overflows(seen).values()] == [BEHIND]
+
+
 def test_nothing_is_left_after_close():
     hooks = torch.amp.GradScaler.update, torch.autograd.backward
     model = Network()

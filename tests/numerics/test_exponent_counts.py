@@ -74,6 +74,14 @@ def test_the_layout_in_memory_does_not_matter():
     assert histogram(values[0, 0, 0, 0]) == counted([values[0, 0, 0, 0].item()], "float16")
 
 
+def test_a_tensor_is_counted_in_pieces_as_in_one(monkeypatch):
+    values = torch.randn(10, 5, generator=torch.Generator().manual_seed(0)).half()
+    values[0], values[9, 4], values[3, 2] = 0.0, float("nan"), 1000.0
+    whole = count_exponents(values)
+    monkeypatch.setattr("mptrain.numerics.exponent_counts._PIECE", 7)
+    assert torch.equal(count_exponents(values), whole)
+
+
 def test_counting_leaves_the_tensor_alone_and_asks_for_no_gradient():
     values = torch.randn(10, requires_grad=True)
     before = values.detach().clone()
