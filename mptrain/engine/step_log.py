@@ -66,8 +66,11 @@ class LearnerLog:
         scaler, names = learner.scaler, learner.weights.names
         return cls(learner.name, names, ring, floor=scaler.floor, measures=scaler.measure is not None, buffers=buffers)
 
-    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
-        """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed."""
+    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink, *, loss_known: bool = True) -> None:
+        """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed.
+
+        Without ``loss_known`` the loss is NaN because nobody has told it, not because it was not finite.
+        """
         skipped = bool(row.skip)
         self.updates += not skipped
         self.skipped += skipped
@@ -84,7 +87,10 @@ class LearnerLog:
         if math.isfinite(row.loss):
             self.finite_losses = (*self.finite_losses[:1], row.loss)
         phase = self.history.observe(
-            overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
+            overflow=row.overflow,
+            loss=row.loss if loss_known else 0.0,
+            scale=row.loss_scale,
+            next_scale=row.next_scale,
         )
         if phase is not None:
             count, tensors = nonfinite_parameters(self._parameters, row.norms)
@@ -94,7 +100,7 @@ class LearnerLog:
                     step=step,
                     loss_scale=row.loss_scale,
                     phase=phase,
-                    loss=nonfinite_kind(row.loss) or "finite",
+                    loss=(nonfinite_kind(row.loss) or "finite") if loss_known else "unknown",
                     tensors=tensors,
                     count=count,
                     skipped=skipped,

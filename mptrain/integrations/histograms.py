@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,18 +21,22 @@ Tensors = Mapping[str, tuple[Tensor, Tensor | None]]
 class UpdateHistograms(HistogramWatch):
     """Exponent histograms of the tensors of one update, from the end of the one before it to its own end.
 
-    Activations of compiled models are left out, because hooks on their modules would compile them again.
+    Activations of compiled models are left out, because hooks on their modules would compile them again. So are those
+    of modules whose parameters, by id in ``own``, are not the optimizer's.
     """
 
-    def __init__(self, learner: str, step: int, models: Mapping[str, nn.Module]) -> None:
+    def __init__(self, learner: str, step: int, models: Mapping[str, nn.Module], own: Set[int]) -> None:
         super().__init__(learner, step)
         self.step = step
         self._hooks = contextlib.ExitStack()
         for prefix, model in models.items():
             if any(_is_compiled(module) for module in model.modules()):
                 continue
+            belongs: dict[str, bool] = {}
             for name, module in model.named_modules():
-                if is_looked_at(module):
+                ids = {id(one) for one in module.parameters()}
+                belongs[name] = bool(ids & own) if ids else belongs.get(name.rpartition(".")[0], False)
+                if belongs[name] and is_looked_at(module):
                     hook = _InTraining(self._hook(prefix + without_wrappers(name), self._hooks))
                     self._hooks.callback(module.register_forward_hook(hook).remove)
 
@@ -68,7 +72,7 @@ class _InTraining:
         self._hook = hook
 
     def __call__(self, *arguments: Any) -> None:
-        if self._hook is not None and torch.is_grad_enabled():
+        if self._hook is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._hook(*arguments)
 
     def __reduce__(self) -> tuple[type[_InTraining], tuple[()]]:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.engine.options import LogOptions
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.step_values import HostValues, StepValues
 from mptrain.integrations.histograms import Tensors, UpdateHistograms
-from mptrain.integrations.losses import running_loss, running_pass
+from mptrain.integrations.losses import running_pass, take_losses
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_first_copy, is_sharded, part
 from mptrain.probe.overflow_attribution import nonfinite_parameters
 from mptrain.system.device import widest
+from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord
-from mptrain.system.torch_private import after_backward, current_backward
+from mptrain.system.torch_private import after_backward, current_backward, foreach_norm
 
 if TYPE_CHECKING:
     from mptrain.runlog.sink import Sink
@@ -74,10 +76,10 @@ class WatchedLearner:
         self._queued: set[int] = set()
         self._views = any(getattr(model, "gradient_as_bucket_view", False) for model in models.values())
         self._local: dict[int, Tensor] = {}
-        self._open: tuple[StepValues, float | Tensor] | None = None
+        self._open: tuple[StepValues, _Told] | None = None
         self._loss: Tensor | None = None
         self._seen_grad: tuple[ReferenceType[Tensor] | None, int] = (None, 0)
-        self._rates: deque[float | Tensor] = deque()
+        self._told: deque[_Told] = deque()
         self._log: _Log | None = None
         self._begin()
         self._sample(1)
@@ -136,10 +138,11 @@ class WatchedLearner:
         one = self._one if scale is None else scale.to(self._one.device)
         after = one if next_scale is None else next_scale.to(self._one.device)
         skip = sum((each.to(self._one.device).reshape(1) for each in found), torch.zeros_like(self._one)).gt(0).float()
-        loss = self._unknown if loss is None else loss / one.squeeze(0)
+        known = loss is not None and loss is not self._unknown
+        loss = loss / one.squeeze(0) if loss is not None and known else self._unknown
         norms = verdict.norms if self._ranks == 1 else torch.cat([verdict.norms, self._local_norms()])
         grad_norm = verdict.grad_norm if unscaled else verdict.grad_norm / one
-        self._open = StepValues(loss, one, self._zero, after, grad_norm, skip, norms), self._rate
+        self._open = StepValues(loss, one, self._zero, after, grad_norm, skip, norms), _Told(self._rate, known)
         if self._histograms is not None:
             still = not isinstance(self._rate, Tensor) and self._rate == 0  # as in the first step of a warm-up
             self._histograms.update_ended(self._tensors(), one, skip, moves=not still)
@@ -151,10 +154,10 @@ class WatchedLearner:
         """Record the newest update; ``loss`` is its unscaled loss, None for that of its backward passes."""
         if self._open is None:
             return
-        (values, rate), self._open = self._open, None
+        (values, told), self._open = self._open, None
         if loss is not None:
-            values = values._replace(loss=self._scalar(loss))
-        self._rates.append(rate)
+            values, told = values._replace(loss=self._scalar(loss)), told._replace(loss_known=True)
+        self._told.append(told)
         self._ring.record(values)
         self.steps += 1
         self._step_log.note(self.steps, 0)
@@ -175,7 +178,8 @@ class WatchedLearner:
 
     def _sample(self, step: int) -> None:
         if self._every and (step == 1 or step % self._every == 0):
-            self._histograms = UpdateHistograms(self.name, step, self._models)
+            own = {id(one) for one in self._given()}
+            self._histograms = UpdateHistograms(self.name, step, self._models, own)
 
     def _tensors(self) -> Tensors:
         """Return weights and gradients by name, without those that another rank counts."""
@@ -202,13 +206,18 @@ class WatchedLearner:
         )
         self._frozen = [one for one in params if not one.requires_grad]
         self.names = tuple(self._all_names.get(id(one), f"parameter{at}") for at, one in enumerate(self._params))
+        if len(devices := {str(one.device) for one in params if one.requires_grad}) > 1:
+            raise ConfigError(
+                f"the parameters of an optimizer are on {' and '.join(sorted(devices))}, and a watch looks at one",
+                "give the parameters of each device an optimizer of their own",
+            )
         self._counted_here = [_is_counted_here(one) if self.sharded else True for one in self._params]
         device = self._params[0].device if self._params else torch.device("cpu")
         self._check = OverflowCheck([part(one.detach()) for one in self._params], exact=False) if self._params else None
         self._one, self._zero = torch.ones(1, device=device), torch.zeros((), device=device)
         self._unknown = torch.full((), math.nan, device=device)
         self._ring = Ring(self._options.ring, len(self.names) * min(self._ranks, 2), device)
-        before, self._log = self._log, _Log(self.name, self.names, self._ring, self._rates, sharded=self.sharded)
+        before, self._log = self._log, _Log(self.name, self.names, self._ring, self._told, sharded=self.sharded)
         if before is not None:
             self._log.go_on_after(before)
         self._step_log = StepLog([self._log], self._sink, self._options)
@@ -220,7 +229,7 @@ class WatchedLearner:
             self._queued.add(number)
             after_backward(self._before_others)
         if self._views and self._ranks > 1 and parameter.grad is not None:  # DDP averages in this memory at once
-            self._local[id(parameter)] = _magnitude(parameter.grad)
+            (self._local[id(parameter)],) = _magnitudes([parameter.grad])
 
     @torch.no_grad()
     def _before_others(self) -> None:
@@ -229,11 +238,18 @@ class WatchedLearner:
         if running_pass() != self._added and not self._goes_on():
             self._loss = None
         if self._ranks > 1 and not self._views:
-            self._local = {id(one): _magnitude(one.grad) for one in self._params if one.grad is not None}
+            there = [one for one in self._params if one.grad is not None]
+            grads = [one.grad for one in there if one.grad is not None]
+            self._local = dict(zip(map(id, there), _magnitudes(grads), strict=True))
         after_backward(self._look)
 
     def _goes_on(self) -> bool:
-        """Return whether this pass added to the gradients of the last look; else the update before was abandoned."""
+        """Return whether this pass added to the gradients of the last look; else the update before was abandoned.
+
+        With views DDP replaces gradients, so that it cannot be told; there no update counts as abandoned.
+        """
+        if self._views:
+            return self._verdict is not None
         last, version = self._seen_grad
         grad = next((one.grad for one in self._params if one.grad is not None), None)
         return last is not None and grad is last() and grad is not None and grad._version <= version + 1
@@ -264,9 +280,13 @@ class WatchedLearner:
                 self._histograms.backward_ended(self._tensors(), self._verdict)
         first = next((grad for grad in (one.grad for one in self._params) if grad is not None), None)
         self._seen_grad = (None, 0) if first is None else (ref(first), first._version)
-        if (loss := running_loss()) is not None and running_pass() != self._added:
+        if running_pass() not in (None, self._added):
             self._added = running_pass()
-            self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
+            for loss in take_losses(earlier=self.sharded):
+                if loss is None or self._loss is self._unknown:
+                    self._loss = self._unknown
+                else:
+                    self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
 
     def _read_rate(self) -> None:
         rate = self.optimizer.param_groups[0]["lr"]
@@ -276,14 +296,19 @@ class WatchedLearner:
         return loss.detach().float().reshape(()).to(self._one.device, copy=True)
 
 
+class _Told(NamedTuple):
+    """Facts about an update that the host knows: the learning rate of its first group, and if its loss was told."""
+
+    rate: float | Tensor
+    loss_known: bool
+
+
 class _Log(LearnerLog):
     """Log of a watched optimizer, with the rates that the host knows; it says when a schedule moved at a skip."""
 
-    def __init__(
-        self, name: str, names: Sequence[str], ring: Ring, rates: deque[float | Tensor], *, sharded: bool
-    ) -> None:
+    def __init__(self, name: str, names: Sequence[str], ring: Ring, told: deque[_Told], *, sharded: bool) -> None:
         super().__init__(name, names, ring)
-        self._rates, self._sharded = rates, sharded
+        self._told, self._sharded = told, sharded
         self._skipped: tuple[int, float] | None = None
 
     def go_on_after(self, other: _Log) -> None:
@@ -291,8 +316,10 @@ class _Log(LearnerLog):
         self.updates, self.skipped, self.history, self.last = other.updates, other.skipped, other.history, other.last
         self._skipped = other._skipped
 
-    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
-        rate = float(self._rates.popleft())  # of a tensor on the device it is read here, with the block of its step
+    @override
+    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink, *, loss_known: bool = True) -> None:
+        told = self._told.popleft()
+        rate = float(told.rate)  # of a tensor on the device it is read here, with the block of its step
         if len(row.norms) > len(self._parameters):
             row, local = row._replace(norms=row.norms[: len(self._parameters)]), row.norms[len(self._parameters) :]
             count, tensors = nonfinite_parameters(self._parameters, local)
@@ -304,14 +331,15 @@ class _Log(LearnerLog):
         if self._skipped is not None and self._skipped[1] != rate:
             fields = {"learner": self.name, "from_lr": self._skipped[1], "to_lr": rate}
             sink.take(EventRecord("schedule_moved", self._skipped[0], fields))
-        super().digest(step, epoch, row._replace(lr=rate), sink)
+        super().digest(step, epoch, row._replace(lr=rate), sink, loss_known=told.loss_known)
         self._skipped = (step, rate) if row.skip else None
 
 
-def _magnitude(grad: Tensor) -> Tensor:
-    """Return the largest magnitude of a gradient, float32 (); inf or NaN if it is not finite."""
-    values = (grad._values() if grad.is_sparse else grad).detach()
-    return torch.linalg.vector_norm(values, math.inf).float() if values.numel() else values.new_zeros(()).float()
+def _magnitudes(grads: Sequence[Tensor]) -> list[Tensor]:
+    """Return the largest magnitude of each gradient, float32 (); inf or NaN if it is not finite."""
+    values = [(one._values() if one.is_sparse else one).detach() for one in grads]
+    filled = [one if one.numel() else one.new_zeros(1) for one in values]
+    return [one.float() for one in (foreach_norm(filled, math.inf) if filled else ())]
 
 
 def rank() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +11,26 @@ from torch import Tensor
 
 #: Loss of the running backward pass, a scalar as it was given, usually scaled; None outside and for other tensors.
 _running: list[Tensor | None] = []
+#: Losses of the passes since the last one whose loss was taken.
+_earlier: deque[Tensor | None] = deque(maxlen=1000)
 _watchers = 0
 _passes = 0  # outermost calls so far
+_taken = 0  # number of the newest pass whose loss was taken
 _original: Callable[..., Any] = torch.autograd.backward
 _wrapper: Callable[..., Any] | None = None
 
 
-def running_loss() -> Tensor | None:
-    """Return the loss whose backward pass is running, detached, a scalar with its loss scale; None if unknown."""
-    return _running[0] if _running else None
+def take_losses(*, earlier: bool) -> list[Tensor | None]:
+    """Return the loss whose backward pass is running, detached, a scalar with its loss scale; None if it is unknown.
+
+    With ``earlier``, those of passes before it that nobody has taken come first: while FSDP2 does not synchronise
+    gradients, its parameters get none, and nobody looks at them.
+    """
+    global _taken
+    found = [*(_earlier if earlier else ()), _running[0]]
+    _earlier.clear()
+    _taken = _passes
+    return found
 
 
 def running_pass() -> int | None:
@@ -56,6 +68,8 @@ def _keeping(backward: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return backward(tensors, *args, **kwargs)
         finally:
-            _running.pop()
+            last = _running.pop()
+            if not _running and _taken != _passes:
+                _earlier.append(last)
 
     return wrapper

@@ -25,7 +25,8 @@ class Listener(Protocol):
 
 
 _LISTENERS: WeakKeyDictionary[torch.amp.GradScaler, Listener] = WeakKeyDictionary()
-_WRAPPED: dict[type, Callable[..., Any] | None] = {}  # the method of the class itself; None if it inherits one
+#: Our method of a class, and the one that it replaces; None if the class inherits that.
+_WRAPPED: dict[type, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 
 
 def listen(scaler: torch.amp.GradScaler, listener: Listener) -> Callable[[], None]:
@@ -37,14 +38,16 @@ def listen(scaler: torch.amp.GradScaler, listener: Listener) -> Callable[[], Non
         raise RuntimeError("this GradScaler is watched already: close the other watch first")
     kind: Any = type(scaler)
     if kind not in _WRAPPED:
-        _WRAPPED[kind] = vars(kind).get("update")
-        kind.update = _telling(kind.update)
+        _WRAPPED[kind] = _telling(kind.update), vars(kind).get("update")
+        kind.update = _WRAPPED[kind][0]
     _LISTENERS[scaler] = listener
 
     def stop() -> None:
         _LISTENERS.pop(scaler, None)
         if kind in _WRAPPED and not any(type(other) is kind for other in _LISTENERS):
-            own = _WRAPPED.pop(kind)
+            wrapper, own = _WRAPPED.pop(kind)
+            if vars(kind).get("update") is not wrapper:
+                return  # another library has wrapped it, and ours, without listeners, does nothing
             if own is None:
                 del kind.update
             else:

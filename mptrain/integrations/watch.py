@@ -22,6 +22,7 @@ from mptrain.integrations.run_files import RunFiles, WatchedLoop, rank_files
 from mptrain.integrations.scalers import listen
 from mptrain.numerics.shards import is_sharded
 from mptrain.runlog.sink import Fanout, Sink
+from mptrain.system.errors import StorageError
 from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
 from mptrain.system.torch_private import found_overflow, has_stepped, loss_scale_of
 
@@ -51,6 +52,28 @@ class _Newest:
 
     def close(self) -> None:
         pass
+
+
+class _Files:
+    """Sink that gives up files that cannot be written, as on a full disk, with a warning: training goes on."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink: Sink | None = sink
+
+    def take(self, record: Record) -> None:
+        self._try(lambda sink: sink.take(record))
+
+    def close(self) -> None:
+        self._try(lambda sink: sink.close())
+
+    def _try(self, call: Callable[[Sink], None]) -> None:
+        if self._sink is None:
+            return
+        try:
+            call(self._sink)
+        except StorageError as error:
+            self._sink = None
+            warnings.warn(f"mptrain.watch writes no more records: {error}", stacklevel=2)
 
 
 def watch(
@@ -105,7 +128,7 @@ class Watch:
                 undo.callback(listen(self._scaler, self))
             sinks: list[Sink] = [self._newest]
             if dir is not None:
-                sinks.append(_files(Path(dir), models, optimizers, self._scaler))
+                sinks.append(_Files(_files(Path(dir), models, optimizers, self._scaler)))
             self._sink = Fanout(sinks)
             undo.callback(watch_losses())
             for label, one in zip(labels, optimizers, strict=True):

@@ -26,7 +26,8 @@ class StepRecord:
         step: Number of this step from 1, counting skipped steps; common to all learners.
         updates: Number of optimizer updates applied so far, this one included.
         epoch: Passes over the training data completed before this step, from 0.
-        loss: The unscaled loss of the whole update, mean over its loss terms (samples, tokens), FP32.
+        loss: The unscaled loss of the whole update, mean over its loss terms (samples, tokens), FP32; NaN also if it is
+            unknown, as in a watched loop that gives ``backward`` gradients.
         loss_scale: The factor by which the loss was multiplied before the backward pass.
         overflow: Whether a gradient had inf or NaN.
         skipped: Whether the update was skipped.
@@ -52,7 +53,7 @@ class OverflowRecord:
     Attributes:
         phase: ``calibrating`` (the scale descends from its initial value), ``growth probe`` (the scale had just grown),
             ``unexpected`` (neither); the rule is in `mptrain.probe.overflow_attribution`.
-        loss: ``finite``, or the kind of the non-finite loss.
+        loss: ``finite``, or the kind of the non-finite loss, or ``unknown``.
         tensors: Parameters with non-finite gradients: name and kind (``inf`` or ``nan``), at most `MAX_TENSORS`.
         count: Number of parameters with non-finite gradients.
         skipped: Whether the optimizer update was skipped.

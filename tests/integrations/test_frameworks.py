@@ -43,19 +43,26 @@ def assert_skipped_steps_are_named(framework, prefix, moved, tmp_path, device):
     assert (found["last"]["step"], found["last"]["loss_scale"]) == (12, 256)
 
 
-def on_two_ranks(folder, kind):
-    """Train with ``two_ranks``; return the record and the gradient norms that torch measured."""
+def on_two_ranks(folder, kind, micro=1):
+    """Train with ``two_ranks``; return the record and the gradient norms that torch measured.
+
+    The losses on record are those of rank 0.
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "tests.integrations.two_ranks", str(folder), kind]
+    command = [*launcher, "-m", "tests.integrations.two_ranks", str(folder), kind, str(micro)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return read_run(folder), json.loads(done.stdout.splitlines()[-1].replace("inf", "Infinity").replace("nan", "NaN"))
+    told = json.loads(done.stdout.splitlines()[-1].replace("inf", "Infinity").replace("nan", "NaN"))
+    run = read_run(folder)
+    assert [one.loss for one in run.steps()] == pytest.approx(told[1])
+    return run, told[0]
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("memory", ["copies", "views"])
-def test_the_rank_whose_gradients_overflow_is_named(memory, tmp_path):
-    run, norms = on_two_ranks(tmp_path / "run", memory)
+def test_the_rank_whose_gradients_overflow_is_named(memory, micro, tmp_path):
+    run, norms = on_two_ranks(tmp_path / "run", memory, micro)
     names = [name.removeprefix("net.") for name in BEHIND]
     found = [one for one in run.events() if one["event"].endswith("overflow")]
     assert [(one["event"], one["step"], one.get("rank")) for one in found] == [
@@ -68,8 +75,20 @@ def test_the_rank_whose_gradients_overflow_is_named(memory, tmp_path):
 
 
 @pytest.mark.distributed
-def test_records_of_sharded_parameters_are_merged_when_they_are_read(tmp_path):
-    run, norms = on_two_ranks(tmp_path / "run", "shards")
+def test_replicas_of_shards_are_counted_once(tmp_path):
+    run, norms = on_two_ranks(tmp_path / "run", "replicas")
+    assert [one.skipped for one in run.steps()] == [step == 3 for step in range(1, 6)]
+    assert [one.grad_norm for one in run.steps() if not one.skipped] == pytest.approx(norms[:2] + norms[3:], rel=1e-5)
+    (found,) = [one for one in run.events() if one["event"] == "overflow"]
+    assert [name for name, _ in found["tensors"]] == [name.removeprefix("net.") for name in BEHIND]
+    (first,) = [one for one in run.histograms() if one.step == 1]
+    assert total(first.tensors["weight_gradients"]["0.weight"]) == 16 * 8
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("micro", [1, 3])
+def test_records_of_sharded_parameters_are_merged_when_they_are_read(micro, tmp_path):
+    run, norms = on_two_ranks(tmp_path / "run", "shards", micro)
     steps = list(run.steps())
     assert [(one.skipped, one.overflow) for one in steps] == [(step == 3, step == 3) for step in range(1, 6)]
     assert [one.grad_norm for one in steps if not one.skipped] == pytest.approx(norms[:2] + norms[3:], rel=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import pickle
 
 import pytest
@@ -16,7 +17,7 @@ from benchmarks.cases.audit import as_on_a_device, counting
 from mptrain.engine.options import LogOptions
 from mptrain.integrations.watch import Watch
 from mptrain.runlog import read_run
-from mptrain.system.errors import StorageError
+from mptrain.system.errors import ConfigError, StorageError
 from mptrain.system.records import EventRecord, OverflowRecord, ScaleRecord
 
 #: Steps from 1 whose backward pass is not finite below the third layer.
@@ -206,6 +207,89 @@ def test_a_loop_with_another_default_device_is_watched_where_its_tensors_are():
             own.step()
     assert watch.last["step"] == 2
     assert [names(one) for one in overflows(seen).values()] == [BEHIND]
+
+
+def test_a_full_disk_ends_the_records_and_not_the_training(tmp_path, monkeypatch):
+    losses, weights, _, _ = train(False)
+
+    def full(self, record):
+        raise StorageError("no space left on device", "free some")
+
+    monkeypatch.setattr("mptrain.runlog.record_writer.RecordWriter.take", full)
+    with pytest.warns(UserWarning, match="mptrain.watch writes no more records: no space left on device") as said:
+        same, same_weights, events, watch = train(True, folder=tmp_path / "run")
+    assert len(said) == 1
+    assert losses == same
+    assert all(map(torch.equal, weights, same_weights))
+    assert [*overflows(events)] == [*FAULTS]
+    assert watch.last["step"] == STEPS
+
+
+def test_parameters_on_two_devices_are_refused_by_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ConfigError, match="the parameters of an optimizer are on cpu and meta"):
+        mptrain.watch(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_an_unknown_loss_is_no_loss_that_is_not_finite(tmp_path):
+    model = Network(faults=(2,))
+    own, seen = torch.optim.SGD(model.parameters(), 0.1), []
+    with mptrain.watch(model, own, dir=tmp_path / "run") as watch:
+        watch.on_event(seen.append)
+        for _ in range(4):
+            own.zero_grad()
+            out = model(torch.randn(4, 8))
+            out.backward(torch.ones_like(out))
+            own.step()
+    first, *_ = overflows(seen).values()
+    assert (first.step, first.loss, first.phase) == (2, "unknown", "calibrating")
+    assert all(math.isnan(one.loss) for one in read_run(tmp_path / "run").steps())
+
+
+def test_of_a_model_that_is_compiled_elsewhere_activations_are_left_out(tmp_path):
+    model, compiles = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), []
+
+    def backend(graph, inputs):
+        compiles.append(graph)
+        return graph
+
+    compiled = torch.compile(model, backend=backend)
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(model, own, every=2, dir=tmp_path / "run"):
+        for _ in range(5):
+            own.zero_grad()
+            compiled(torch.randn(4, 8)).square().mean().backward()
+            own.step()
+    assert all(not one.tensors.get("activations") for one in read_run(tmp_path / "run").histograms())
+    assert len(compiles) <= 2  # with and without hooks
+
+
+def test_the_activations_of_an_optimizer_are_those_of_its_own_modules(tmp_path):
+    models = {"one": Network(faults=()), "other": Network(faults=())}
+    own = [torch.optim.SGD(model.parameters(), 0.1) for model in models.values()]
+    with mptrain.watch(models, own, every=1, dir=tmp_path / "run"):
+        both = sum(model(torch.randn(4, 8)).square().mean() for model in models.values())
+        both.backward()
+        for optimizer in own:
+            optimizer.step()
+    found = {one.learner: {*one.tensors["activations"]} for one in read_run(tmp_path / "run").histograms()}
+    assert found == {f"optimizer{at}": {f"{name}.{layer}" for layer in range(5)} for at, name in enumerate(models)}
+
+
+def test_a_wrapper_that_another_library_has_put_around_a_scaler_s_method_stays():
+    original, called = torch.amp.GradScaler.update, []
+    model = Network(faults=())
+    own, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+    try:
+        with mptrain.watch(model, own, scaler):
+            inner = torch.amp.GradScaler.update
+            torch.amp.GradScaler.update = lambda self, *rest: (called.append(1), inner(self, *rest))[1]
+        scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+        scaler.step(own)
+        scaler.update()
+        assert called == [1]
+    finally:
+        torch.amp.GradScaler.update = original
 
 
 def test_nothing_is_left_after_close():
