@@ -37,7 +37,12 @@ def merged_events(ranks: Sequence[Iterable[dict[str, Any]]]) -> Iterator[dict[st
                 overflows.setdefault((event.get("step"), event.get("learner")), []).append(event)
             elif rank == 0:
                 others.append(event)
-    yield from sorted([*map(_merged_overflow, overflows.values()), *others], key=lambda event: event.get("step", 0))
+    yield from sorted([*map(_merged_overflow, overflows.values()), *others], key=_step_of)
+
+
+def _step_of(event: dict[str, Any]) -> int:
+    step = event.get("step")
+    return step if isinstance(step, int) else 0
 
 
 def merged_histograms(ranks: Sequence[Iterable[HistogramRecord]]) -> Iterator[HistogramRecord]:

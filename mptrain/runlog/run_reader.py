@@ -24,7 +24,7 @@ from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary_file import read_summary
 from mptrain.system.errors import StorageError
 from mptrain.system.files import open_to_read, read_bytes
-from mptrain.system.records import EpochRecord, HistogramRecord, StepRecord
+from mptrain.system.records import EpochRecord, HistogramRecord, OverflowRecord, StepRecord
 from mptrain.system.validation import build, line_parser
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
@@ -102,6 +102,11 @@ class Run:
             fields = _object(path, number, line)
             if not isinstance(fields.get("event"), str):
                 raise _damaged(path, number, "it has no field 'event'")
+            if path.parent.parent == self.paths.ranks and fields["event"] == "overflow":  # it is merged with others
+                try:
+                    build(OverflowRecord, fields, lenient=True)
+                except ValueError as error:
+                    raise _damaged(path, number, f"it is not the record of an overflow: {error}") from None
             yield fields
 
     def histograms(self) -> Iterator[HistogramRecord]:

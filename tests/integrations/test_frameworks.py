@@ -13,6 +13,7 @@ from mptrain.comparison.run_measures import measure
 from mptrain.numerics.exponents import total
 from mptrain.runlog import read_run
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.system.errors import StorageError
 
 BEHIND = ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"]
 
@@ -101,6 +102,10 @@ def test_records_of_sharded_parameters_are_merged_when_they_are_read(micro, tmp_
     assert total(first.tensors["weight_gradients"]["0.weight"]) == 16 * 8
     assert first.unchanged["0.weight"][0] <= 16 * 8
     assert not run.paths.steps.exists()  # there it would have the norm of a part
+    events = run.paths.ranks / "1" / "events.jsonl"
+    events.write_text(events.read_text().replace('[["0.weight", "inf"]]', "7"))
+    with pytest.raises(StorageError, match=r"1/events.jsonl, line 1 is damaged: it is not the record of an overflow"):
+        list(run.events())
     seen = measure(run)
     assert (seen.steps, seen.updates, seen.skipped, seen.split) == (5, 4, 1, "train")
     assert run.state.parts["model"].startswith("Network, ")
