@@ -102,10 +102,10 @@ def test_records_of_sharded_parameters_are_merged_when_they_are_read(micro, tmp_
     assert total(first.tensors["weight_gradients"]["0.weight"]) == 16 * 8
     assert first.unchanged["0.weight"][0] <= 16 * 8
     assert not run.paths.steps.exists()  # there it would have the norm of a part
+    seen = measure(run)
+    assert (seen.steps, seen.updates, seen.skipped, seen.split) == (5, 4, 1, "train")
+    assert run.state.parts["model"].startswith("Network, ")
     events = run.paths.ranks / "1" / "events.jsonl"
     events.write_text(events.read_text().replace('[["0.weight", "inf"]]', "7"))
     with pytest.raises(StorageError, match=r"1/events.jsonl, line 1 is damaged: it is not the record of an overflow"):
         list(run.events())
-    seen = measure(run)
-    assert (seen.steps, seen.updates, seen.skipped, seen.split) == (5, 4, 1, "train")
-    assert run.state.parts["model"].startswith("Network, ")
