@@ -83,7 +83,8 @@ class StepGraphs:
         return values
 
     def _eagerly(self, kind: Any, batch: Batch, step: Step) -> list[StepValues]:
-        last = kind not in self._refused and self._seen[kind] == WARM_UP  # the next step is captured
+        # The next step is captured.
+        last = kind not in self._refused and self._seen[kind] == WARM_UP and len(self._graphs) < MOST
         looking: AbstractContextManager[list[str]] = host_waits(self._device) if last else contextlib.nullcontext([])
         with looking as waits:
             values = step(batch)

@@ -35,6 +35,7 @@ _FILL = "fill a mask with -inf or torch.finfo(x.dtype).min, or use scaled_dot_pr
 _NO_FILL = "use a smaller number; apply masks with masked_fill rather than by adding or multiplying"
 _LINEAR = "its backward must be linear in the incoming gradient: check for a clamp, a constant, a threshold or a cast"
 _CONDITION = "check for differences of large numbers, or random numbers that depend on the dtype"
+_OWN_CAST = "leave casts to the precision mode, or compute that operator in FP32"
 _OPERATOR = (
     "check that operator: a root, a division or a logarithm needs an epsilon in its input, and a torch.where branch "
     "that is not selected still has a gradient"
@@ -172,6 +173,13 @@ def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
         yield Finding("fp32", ("",), what, "check the inputs and weights with mptrain diagnose and precision=fp32")
         return
     first = evidence.breaks_fp32[0]
+    if "float16" in (*first.inputs, *(one.dtype for one in first.outputs)):
+        what = (
+            f"{operator_name(first)} in the {first.phase} pass returns {first.kind} in FP16, for {first.given}: "
+            "the model computes it there itself, whatever the precision"
+        )
+        yield Finding("fp32", (first.module,), what, _OWN_CAST, operator=first.operator)
+        return
     what = (
         f"{operator_name(first)} in the {first.phase} pass returns {first.kind} in FP32 too, for {first.given}: "
         f"neither {form} nor the loss scale is the cause"

@@ -87,6 +87,11 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
         raise DataError(f"{directory.root} has no recorded steps", "train it for some steps first")
     if unknown := [name for name in config.learners if name not in walks]:
         raise UsageError(f"the run has no learner '{unknown[0]}'", f"it has {', '.join(walks)}")
+    if is_watched(settings) and len(walks) > 1:
+        raise DataError(
+            f"the loop has one loss scaler for {' and '.join(sorted(walks))}, and a replay follows one optimizer",
+            "mptrain report shows the recorded loss scales",
+        )
     learners = tuple(walk.done() for walk in walks.values())
     notes = _notes(own, recorded, dead=directory.holder() is None)
     untold = sum(one.replayed.unknown for one in learners)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import random
 import re
 from collections import UserDict, namedtuple
+from pathlib import Path
 
 import faulty_networks
 import numpy as np
@@ -18,6 +20,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 import mptrain
 from mptrain.build.parts import build
 from mptrain.config.compose import compose
+from mptrain.inspection import loop_checks
 from mptrain.inspection.diagnosis import diagnose_config
 from mptrain.inspection.doctor import check_scaling
 from mptrain.system.errors import ConfigError
@@ -246,3 +249,30 @@ def test_a_loss_of_another_model_than_the_one_that_is_given_is_refused(check):
     model, batch = small()
     with pytest.raises(ConfigError, match="does not depend on a parameter of the model that loss_fn is given"):
         check(model, lambda _, given: loss_of(model, given), batch)
+
+
+def test_each_phrase_that_is_put_into_words_of_torch_occurs():
+    texts = []
+    for path in Path(loop_checks.__file__).parents[1].rglob("*.py"):
+        if path.name == "loop_checks.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts.append("".join(str(one.value) if isinstance(one, ast.Constant) else "1" for one in parts))
+    assert [phrase for phrase in loop_checks._PHRASES if not any(phrase in text for text in texts)] == []
+
+
+def test_what_a_model_casts_to_half_itself_is_said_to_be_in_half():
+    class Casting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return (self.inner(x).half() * 1e4 * 1e4).float()
+
+    torch.manual_seed(0)
+    batch = torch.randn(4, 8), torch.randint(4, (4,))
+    found = mptrain.doctor(Casting(), loss_of, batch, "amp_dynamic")
+    assert "in FP32 too" not in str(found)
+    assert "the model computes it there itself, whatever the precision" in str(found)

@@ -97,3 +97,18 @@ def test_an_evaluation_after_the_end_is_what_is_compared(tmp_path):
     watch = half_loop(tmp_path / "run", 0, None)
     watch.evaluated({"accuracy": 0.25})
     assert measure(read_run(tmp_path / "run")).metrics == {"accuracy": 0.25}
+
+
+def test_a_scaler_of_two_optimizers_is_not_replayed_as_two(tmp_path, capsys):
+    models = [Network(faults=(3,)), Network(faults=())]
+    own = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with mptrain.watch(models, own, scaler, dir=tmp_path / "run"):
+        for _ in range(5):
+            scaler.scale(sum(model(torch.randn(4, 8)).square().mean() for model in models)).backward()
+            for optimizer in own:
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+            scaler.update()
+    assert main(["replay", str(tmp_path / "run")]) == 6
+    assert "the loop has one loss scaler for optimizer0 and optimizer1" in capsys.readouterr().err
