@@ -112,3 +112,16 @@ def test_a_scaler_of_two_optimizers_is_not_replayed_as_two(tmp_path, capsys):
             scaler.update()
     assert main(["replay", str(tmp_path / "run")]) == 6
     assert "the loop has one loss scaler for optimizer0 and optimizer1" in capsys.readouterr().err
+
+
+def test_run_times_of_an_evaluation_of_transformers_are_no_metrics(tmp_path):
+    pytest.importorskip("transformers")
+    from mptrain.integrations.transformers import Numerics
+
+    model, numerics = Network(faults=()), Numerics(dir=tmp_path / "run")
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    numerics.on_train_begin(None, None, None, model=model, optimizer=own)
+    told = {"eval_loss": 0.5, "eval_runtime": 2.0, "eval_samples_per_second": 9.0, "epoch": 1.0}
+    numerics.on_evaluate(None, None, None, metrics=told)
+    numerics.on_train_end(None, None, None)
+    assert measure(read_run(tmp_path / "run")).metrics == {"loss": 0.5}
