@@ -173,6 +173,7 @@ def test_an_error_leaves_standard_output_empty(words, code, tmp_path_factory):
     assert done.stderr.startswith("error: ")
 
 
+@pytest.mark.long
 @each("text", HOSTILE)
 def test_any_text_of_a_file_is_one_line_that_every_parser_reads(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("odd")

@@ -100,6 +100,7 @@ def malformed(random_source):
     return words
 
 
+@pytest.mark.long
 @each("seed", range(100))
 def test_a_random_malformed_command_line_never_shows_a_traceback(terminal, monkeypatch, seed):
     monkeypatch.setattr("mptrain.cli.sweep.finish", lambda *_: 0)

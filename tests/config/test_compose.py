@@ -471,6 +471,7 @@ def test_files_are_merged_once_for_many_points(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.long
 def test_every_option_of_every_group_composes():
     composer = Composer()
     elsewhere = ("model", "schedule")  # test_sizes.py and test_schedules.py compose all of theirs

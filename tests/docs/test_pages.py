@@ -63,6 +63,7 @@ def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
 COMMANDS = sorted({tuple(words[1:]) for name in PAGES for words in commands(name) if words[0] == "mptrain"})
 
 
+@pytest.mark.long
 @each("words", [words for words in COMMANDS if words and "=" in words[0]])
 def test_the_commands_that_are_shown_are_valid(words):
     assert compose(words).precision.name in README  # a mode that the first page does not name would be a secret

@@ -43,6 +43,7 @@ def trained(tmp_path, *overrides):
     return loop, kept.of(StepRecord)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workload", "precision", "scale"),
     [

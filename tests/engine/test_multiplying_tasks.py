@@ -35,6 +35,7 @@ def trained(root, *words):
     return [step["loss"] for step in steps_of(loop)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LOSSES)
 def test_a_loss_that_multiplies_in_fp32_trains_in_every_mode(kind, tmp_path):
     for name in NAMES:

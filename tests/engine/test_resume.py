@@ -32,6 +32,7 @@ def interrupt_when_evaluating(loop, *, evaluated):
         loop.run()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", MODES)
 def test_trap_37_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, precision):
     dynamic = ("scaler.init_scale=1048576", "scaler.growth_interval=7") if "dynamic" in precision else ()

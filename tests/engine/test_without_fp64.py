@@ -42,6 +42,7 @@ def agree(one, other, bound):
             assert math.isclose(mine["grad_norm"], theirs["grad_norm"], rel_tol=16 * bound)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_a_device_without_fp64_trains_to_the_same_losses_within_rounding(tmp_path, name):
     words = (*TINY, "train.max_steps=12", *RUNS[name])

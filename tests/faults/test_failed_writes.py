@@ -75,6 +75,7 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command", [pytest.param(name, marks=pytest.mark.slow if name == "report" else ()) for name in COMMANDS]
 )

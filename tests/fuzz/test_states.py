@@ -91,6 +91,7 @@ KINDS = [None, 0, -1, 2**70, 1.5, float("nan"), True, "text", [], [1], {}, {"a":
          torch.zeros(2, 3, dtype=torch.int64), torch.tensor(float("nan"))]  # fmt: skip
 
 
+@pytest.mark.long
 @examples(25, 1500)
 @given(st.data())
 def test_states_without_a_key_or_with_a_value_of_another_kind(sound, data):

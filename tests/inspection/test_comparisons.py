@@ -122,6 +122,7 @@ def test_choice_at_near_ties_is_no_fault(make, precision, words_of):
     assert (found.cause, found.also) == ("none", ()), found.verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", FAULTY)
 def test_choice_by_wrong_numbers_is_found(make, words_of):
     config = compose(words_of(make, "precision=fp16_dynamic"))

@@ -29,6 +29,7 @@ def test_the_step_after_which_the_loss_never_comes_back_is_found(losses, step):
     assert rises_at(losses) == step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp16_dynamic", "amp_bf16", "fp32"])
 def test_a_rate_that_is_too_high_is_named_with_a_lower_one_that_was_tried(precision, tmp_path):
     words = ("model=mlp", "dataset.image_size=8", f"precision={precision}", "train.max_steps=60", "seed=3")

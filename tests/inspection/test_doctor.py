@@ -130,6 +130,7 @@ def remedy(report):
     return next(iter(words)) if len(words) == 1 else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FOUND)
 def test_planted_fault_is_found_by_module_and_remedy(fault):
     report = planted(fault, "precision=fp16_dynamic")

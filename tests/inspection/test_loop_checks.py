@@ -53,6 +53,7 @@ KEYS = re.compile(r"\b(scaler|precision|optimizer|train|dataset|diagnostics)[.\w
 FAULTS = ("none", "rms_norm", "mask_fill", "mask_buffer", "large_between", "exp_by_hand", "sqrt_at_zero", "shrink")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_loop_has_the_findings_of_the_command(fault, precision):
@@ -66,6 +67,7 @@ def test_a_loop_has_the_findings_of_the_command(fault, precision):
     assert not KEYS.search(str(found))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_diagnosis_names_the_module_and_operator_that_the_command_names(fault, precision):

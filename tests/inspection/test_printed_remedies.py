@@ -67,6 +67,7 @@ def check(words, precision, tmp_path):
     return remedies
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["rms_norm", "clip_in_half"])
 def test_a_remedy_that_is_printed_trains_as_fp32_does(name, tmp_path):
     assert check(with_fault(name), "precision=fp16_dynamic", tmp_path)

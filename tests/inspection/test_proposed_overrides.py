@@ -54,6 +54,7 @@ class Doubles(nn.Module):
         return given + (given * 0 + 30000) * torch.tensor(2.0**-15, dtype=given.dtype)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("start", "also"), [(1.09, True), (0.5, False)])
 def test_modules_of_the_same_class_that_will_overflow_next_are_proposed_too(start, also, examined):
     make = lambda: nn.Sequential(Determinant(start), Doubles(), Determinant(2.0))  # noqa: E731

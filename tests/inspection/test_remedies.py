@@ -137,6 +137,7 @@ def trained(root, *words):
     return sum(last) / len(last)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_fault_is_named_with_its_module_and_what_fixes_it(name):
     checked(name)

@@ -62,6 +62,7 @@ def _counts(largest, dtype):
 # ---- the run's own rule ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

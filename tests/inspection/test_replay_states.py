@@ -46,6 +46,7 @@ def require_equal_walks(scaler, steps):
             torch.testing.assert_close(state.tensors[name], value, rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*ALL, "dynamic", "static", "none"])
 def test_states_are_those_of_the_rule_at_every_step(name):
     for seed in range(3):

@@ -69,6 +69,7 @@ def test_what_nothing_uses_is_a_note(network, precision, words_of):
     assert any(note.startswith("exp in odd.inner (Scores) returns inf in float16") for note in found.notes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", [Divides, Ranks])
 def test_what_the_loss_depends_on_is_a_fault_although_the_loss_stays_finite(network, words_of):
     config = compose(words_of(network, "precision=fp16_dynamic"))

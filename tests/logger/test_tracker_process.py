@@ -70,6 +70,7 @@ def test_a_tracker_that_says_no_time_to_wait_for_is_closed_too(tmp_path):
     assert closed_in_order(tmp_path, heard)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["open", "take"])
 @pytest.mark.parametrize(
     ("way", "reason"),

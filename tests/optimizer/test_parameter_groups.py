@@ -86,6 +86,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "way"), PAIRS)
 def test_fifty_steps_equal_torchs_groups_by_hand(name, way, tmp_path, monkeypatch):
     words, maker = OPTIMIZERS[name]

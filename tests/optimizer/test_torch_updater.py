@@ -93,6 +93,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "mode"), PAIRS)
 def test_thirty_steps_equal_a_loop_by_hand(name, mode, tmp_path, monkeypatch):
     words, by_hand = BY_NAME[name]
@@ -134,6 +135,7 @@ def plain(value):
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["NAdam", "Muon", "AdamW", "lamb", *KEPT_OTHERWISE])
 def test_an_interrupted_run_resumes_bit_for_bit(name, tmp_path):
     words = BY_NAME[name][0] if name in BY_NAME else KEPT_OTHERWISE[name]

@@ -61,6 +61,7 @@ def require_same(alone, answers, tolerance=FP32_ROUNDING, samples=2.5):
         assert several["metrics"]["top1"] == pytest.approx(one["metrics"]["top1"], abs=samples / one["samples"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.distributed)])
 def test_two_ranks_equal_one_with_two_micro_batches(kind):
     cases = [[*BASE, f"precision={mode}", "train.clip_norm=1.0"] for mode in MODES]

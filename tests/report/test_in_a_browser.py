@@ -43,6 +43,7 @@ def require_legible(page, width):
     assert struct.unpack(">I", seen.png[16:20])[0] == width
 
 
+@pytest.mark.long
 def test_pages_are_legible_and_ask_for_nothing(tmp_path):
     write_comparisons(SweepPaths(tmp_path).comparison, {"": make_comparison(tmp_path, seeds=2)})
     compared = write_report(tmp_path).html

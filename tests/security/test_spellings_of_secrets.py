@@ -120,6 +120,7 @@ def records(folder):
     return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", [string.punctuation, "\n\t 'é\\文\"😀", "$(x)`${y}`&amp;\\n"])
 def test_no_file_page_or_line_of_a_run_shows_a_secret_with_odd_characters(monkeypatch, tmp_path, capsys, odd):
     monkeypatch.chdir(tmp_path)

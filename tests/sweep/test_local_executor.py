@@ -133,6 +133,7 @@ def test_the_fork_server_has_one_thread_and_torch_ready(tmp_path):
     assert "out of memory first 500\n" in log(tmp_path)
 
 
+@pytest.mark.long
 def test_jobs_on_accelerator_are_fresh_processes_that_see_one_gpu_before_torch_is_imported(tmp_path, monkeypatch):
     monkeypatch.setattr(local_executor, "_on_accelerator", lambda config: True)
     heard, _ = run(

@@ -176,6 +176,7 @@ def test_images_normalised_otherwise_than_for_the_weights_are_named(tmp_path, wo
     assert all(said in one and "dataset.normalise=symmetric" in one for one in found)
 
 
+@pytest.mark.long
 def test_a_run_from_pretrained_weights_resumes_bit_for_bit(tmp_path):
     config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=300)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "donor")

@@ -72,6 +72,7 @@ def classifier(name):
     return build(name, num_classes=1000, image_size=CLASSIFIERS[name][0], in_channels=3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*CLASSIFIERS, *OTHERS])
 def test_a_published_network_runs_forward_and_backward(name):
     with torch.device("meta"):

@@ -38,6 +38,7 @@ TAKES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", TAKES)
 def test_no_data_set_reads_special_files_or_a_whole_system(name, tmp_path, monkeypatch, capsys):
