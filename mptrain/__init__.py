@@ -1,7 +1,7 @@
 """Mixed precision training from the command line, with a record of every step's loss scale and overflow.
 
 `mptrain.watch` records the same of a training loop that somebody else wrote, `mptrain.doctor` and `mptrain.diagnose`
-examine a step of it, and `mptrain.recommend` a loss scale for it; `mptrain.open_run` reads a run directory.
+X
 """
 
 # Nothing is imported here: `python -m mptrain` runs this before `__main__` leaves the current folder out of the search.
@@ -10,6 +10,7 @@ __version__ = "0.2.0"
 
 #: Functions for Python programs, and their modules, which are imported when they are used.
 _FUNCTIONS = {
+    "compare": ("mptrain.comparison.logs.judgement", "compare"),
     "diagnose": ("mptrain.inspection.loop_checks", "diagnose"),
     "doctor": ("mptrain.inspection.loop_checks", "doctor"),
     "open_run": ("mptrain.runlog.run_reader", "read_run"),

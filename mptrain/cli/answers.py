@@ -16,6 +16,7 @@ from typing_extensions import Self
 from mptrain.cli.doctor import Machine
 from mptrain.cli.messages import writing
 from mptrain.cli.runs import ListedRun
+from mptrain.comparison.logs.judgement import LogComparison
 from mptrain.comparison.results import Comparison, RunMeasures, read_comparisons
 from mptrain.numerics.forecast import ScaleForecast
 from mptrain.report.recipe_blocks import read_verdict
@@ -231,6 +232,7 @@ class CompareAnswer(Answer):
         no_verdict: Reason why there is no verdict; empty if there is one.
         runs: The single runs that cannot be judged, with their paths as given.
         differing: Configuration keys in which these differ, to the value of each run.
+        logs: The comparison of logs (``--logs``); null for others. ``folder`` has its certificate.
     """
 
     SCHEMA = "mptrain.compare/1"
@@ -240,6 +242,7 @@ class CompareAnswer(Answer):
     no_verdict: str = ""
     runs: tuple[RunMeasures, ...] = ()
     differing: dict[str, tuple[str, ...]] = {}
+    logs: LogComparison | None = None
 
 
 class LargestGradient(Data):

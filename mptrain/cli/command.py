@@ -87,6 +87,17 @@ def positive_number(text: str) -> float:
     return number
 
 
+def any_number(text: str) -> float:
+    """Read a finite number, as the value of an option."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("must be a number")
+    return number
+
+
 CONFIG_DIR = Option("--config-dir", "add a folder with your own groups and options", "DIR", "-cd", many=True)
 CONFIG_NAME = Option("--config-name", "another top-level config file (default: train)", "NAME", "-cn", default="train")
 

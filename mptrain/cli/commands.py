@@ -32,6 +32,7 @@ from mptrain.cli.command import (
     Option,
     Outcome,
     Usage,
+    any_number,
     positive_number,
     whole_number,
 )
@@ -52,14 +53,14 @@ COMMANDS: dict[str, Command] = {}
 
 
 def _command(
-    about: str, *arguments: Argument, also: Usage | None = None, options: Sequence[Option] = ()
+    about: str, *arguments: Argument, also: Sequence[Usage] = (), options: Sequence[Option] = ()
 ) -> Callable[[_Run], _Run]:
-    """Enter a function, named after its command, into the table: how it is usually called, another way, its options."""
+    """Enter a function, named after its command, into the table: how it is usually called, other ways, its options."""
 
     def enter(run: _Run) -> _Run:
-        usages = (Usage(about, arguments), also)
+        usages = (Usage(about, arguments), *also)
         name = run.__name__.removeprefix("_")
-        COMMANDS[name] = Command(run, name, tuple(filter(None, usages)), tuple(options))
+        COMMANDS[name] = Command(run, name, usages, tuple(options))
         return run
 
     return enter
@@ -68,12 +69,14 @@ def _command(
 @_command(
     "train (the default command)",
     CONFIGURATION,
-    also=Usage(
-        "sweep: train every combination, each in its own process",
-        (Argument("A,B", "+", ANY_KEY),),
-        switch="-m",
-        options=(JOBS, LAUNCHER),
-    ),
+    also=[
+        Usage(
+            "sweep: train every combination, each in its own process",
+            (Argument("A,B", "+", ANY_KEY),),
+            switch="-m",
+            options=(JOBS, LAUNCHER),
+        )
+    ],
     options=TRAINING,
 )
 def _train(arguments: Namespace) -> int:
@@ -122,7 +125,10 @@ def _composed(arguments: Namespace) -> Config:
     "train arms and compare them, with confidence intervals and verdicts",
     Argument("A,B", key=ANY_KEY),
     Argument("0,1,2", "+", "seed"),
-    also=Usage("compare existing runs", (Argument("RUN"), Argument("RUN", "+"))),
+    also=[
+        Usage("compare existing runs", (Argument("RUN"), Argument("RUN", "+"))),
+        Usage("compare logs of any program", (Argument("LOGS", "+", "ARM"),), switch="--logs"),
+    ],
     options=(
         Option("--reference", "arm that the others are compared with (default: precision=fp32)", "ARM"),
         Option(
@@ -135,6 +141,13 @@ def _composed(arguments: Namespace) -> Config:
         Option("--metric", "metric to compare (default: that of the best checkpoint)", "NAME"),
         Option("--by", "keys in which RUNs may differ", "KEY,KEY"),
         Option("--anyway", "compare RUNs whatever they differ in"),
+        Option("--logs", "compare logs: CSV, JSONL, TensorBoard, Lightning, transformers, MLflow, runs of mptrain"),
+        Option("--at", "where logs are compared: at a step, or by the mean of the last N values", "last|last=N|step=N"),
+        Option("--not-inferior", "ask of logs only whether no arm is worse by the margin or more"),
+        Option("--target", "ask of logs whether the mean of each arm beats a number", "X", read=any_number),
+        Option("--pair", "compare logs in pairs, named by {seed} in their paths"),
+        Option("--looks", "times that logs are looked at as runs come in (default: 1)", "N", read=whole_number(1000)),
+        Option("--better", "direction of the metric in logs (default: by its name)", "lower|higher"),
         JOBS,
         LAUNCHER,
         JSON,
@@ -148,6 +161,13 @@ def _compare(arguments: Namespace) -> int | Outcome:
     better than the reference, equivalent, worse or undecided, from differences paired by seed. RUNs must differ only in
     precision and scaler, unless --by or --anyway is given.
     """
+    if arguments.logs:
+        from mptrain.cli.compare_logs import compare_logged
+
+        return compare_logged(arguments)
+    for option in ("at", "not_inferior", "target", "pair", "looks", "better"):
+        if getattr(arguments, option) not in (None, False):
+            raise UsageError(f"--{option.replace('_', '-')} is about logs", "add --logs, and write ARM=LOGS")
     from mptrain.cli.compare import compare
 
     return compare(arguments)
@@ -277,7 +297,7 @@ def _recommend(arguments: Namespace) -> Outcome:
     "find the cause of the failure at the step that ended a run, or at step N, and test fixes",
     RUN,
     OVERRIDES,
-    also=Usage("the same for a step of a new configuration", (CONFIGURATION,)),
+    also=[Usage("the same for a step of a new configuration", (CONFIGURATION,))],
     options=(
         Option(
             "--step",

@@ -73,7 +73,7 @@ def test_the_commands_that_are_shown_are_valid(words):
 def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
     composer = composing.Composer()
     plain = [word for word in words[1:] if "=" in word]
-    if plain:  # comparisons of runs that exist have none
+    if plain and "--logs" not in words:  # comparisons of runs that exist have none
         points = expand(plain, composer.catalogue)
         assert len(validate(name_arms(points) if words[0] == "compare" else points, composer)) > 1
 

@@ -1,0 +1,312 @@
+"""Curves of a metric over training steps, read from the logs of frameworks and trackers.
+
+Each format is read by its own rules into steps and values; nothing is smoothed, interpolated or left out silently.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mptrain.runlog.atomic_files import storage_errors
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_reader import read_run
+from mptrain.system.errors import DataError, EnvironmentRefused, suggest
+from mptrain.system.files import open_to_read
+
+#: Names of the column with the training step, in the order in which they are looked for.
+STEPS = ("step", "global_step", "trainer/global_step", "Step", "iteration", "iter", "_step")
+
+#: Most bytes of a line; more is no log.
+_LONGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of a metric in one run.
+
+    Attributes:
+        path: The log, as given.
+        form: Its format, such as ``CSV``.
+        steps: Training steps, int64 of shape (N,), ascending and each once.
+        values: Values, float64 of shape (N,); NaN and infinities are kept.
+        repeated: Number of values that later ones at the same step have replaced.
+        counted: The log has no steps: they are the numbers of the values, from 1.
+        digest: SHA-256 of the file that was read, hexadecimal.
+    """
+
+    path: str
+    form: str
+    steps: np.ndarray[Any, np.dtype[np.int64]]
+    values: np.ndarray[Any, np.dtype[np.float64]]
+    repeated: int
+    counted: bool
+    digest: str
+
+
+Row = tuple[int, Mapping[str, Any]]  # its line in the file, and its fields
+
+
+def read_curve(path: Path, metric: str) -> Curve:
+    """Read a metric from a log.
+
+    Logs are files in CSV or JSON lines, event files of TensorBoard, ``trainer_state.json`` of transformers, and folders
+    of Lightning's CSVLogger, of TensorBoard, of transformers, of MLflow's file store, and of runs of mptrain.
+
+    Raises:
+        DataError: The log is of another kind, is damaged, has no value of the metric, or is a chart's export.
+        EnvironmentRefused: A library that reads the format is not installed.
+        StorageError: It cannot be read.
+    """
+    form, file, read = _format_of(path)
+    with storage_errors(file, "read"):
+        steps, values, counted = read(file, metric)
+        digest = _digest(file)
+    if not values:
+        raise DataError(f"{path} has no value of {metric}", "choose another with --metric NAME")
+    numbers, found, repeated = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64), 0
+    if np.any(numbers[1:] <= numbers[:-1]):
+        last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]  # later values replace earlier ones
+        numbers, found, repeated = numbers[last], found[last], len(numbers) - len(last)
+    return Curve(str(path), form, numbers, found, repeated, counted, digest)
+
+
+_Values = tuple[Sequence[int], Sequence[float], bool]
+
+
+def _format_of(path: Path) -> tuple[str, Path, Callable[[Path, str], _Values]]:
+    """Return name, file and reader of a log's format."""
+    if path.is_dir():
+        return _format_of_folder(path)
+    if not path.exists():
+        raise DataError(f"there is no {path}", "give the path of a log")
+    name = path.name
+    if ".tfevents." in name:
+        return "TensorBoard", path, _tensorboard
+    if name.endswith((".csv", ".tsv")):
+        return "CSV", path, _csv
+    if name.endswith((".jsonl", ".ndjson")):
+        return "JSONL", path, lambda file, metric: _from_rows(file, _json_lines(file), metric)
+    if name.endswith(".json"):
+        return "JSON", path, lambda file, metric: _from_rows(file, _json_list(file), metric)
+    raise DataError(
+        f"{path} is no log that can be read", "give CSV, JSONL, event files of TensorBoard, or a run's folder"
+    )
+
+
+def _format_of_folder(path: Path) -> tuple[str, Path, Callable[[Path, str], _Values]]:
+    if (path / "run.json").exists():
+        return "mptrain", RunPaths(path).steps if RunPaths(path).steps.exists() else path / "run.json", _run
+    if (path / "metrics.csv").exists():
+        return "Lightning CSVLogger", *_format_of(path / "metrics.csv")[1:]
+    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda one: one.stat().st_mtime)
+    states += [one for one in [path / "trainer_state.json"] if one.exists()]
+    if states:
+        return "transformers", *_format_of(states[-1])[1:]
+    events = sorted(path.glob("*.tfevents.*"))
+    if events:
+        if len(events) > 1:
+            raise DataError(f"{path} has {len(events)} event files", "name the one to read, or one folder for each run")
+        return "TensorBoard", events[0], _tensorboard
+    if (path / "metrics").is_dir():
+        return "MLflow", path / "metrics", _mlflow
+    if [*path.glob("*.wandb")]:
+        raise DataError(
+            f"{path} is a folder of Weights & Biases", "write its history to a file: run.scan_history() as JSONL"
+        )
+    raise DataError(f"{path} has no log that can be read", "give the file itself")
+
+
+def _csv(file: Path, metric: str) -> _Values:
+    steps, values = array("q"), array("d")
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+        csv.field_size_limit(_LONGEST)
+        rows = csv.reader(text, delimiter="\t" if file.suffix == ".tsv" else ",")
+        try:
+            head = next(rows, [])
+            _refuse_charts(file, head, metric)
+            if metric not in head:
+                raise _unknown(file, metric, head)
+            column = next((name for name in STEPS if name in head), "")
+            at, step_at, width = head.index(metric), head.index(column) if column else -1, len(head)
+            for cells in rows:
+                if len(cells) != width:
+                    if not cells:
+                        continue
+                    raise _damaged(file, rows.line_num, f"it has {len(cells)} cells; the header has {width}")
+                if not cells[at]:
+                    continue
+                values.append(_number(file, rows.line_num, metric, cells[at]))
+                step = cells[step_at] if column else ""
+                if step.isdecimal() and len(step) < 19:  # as nearly all are
+                    steps.append(int(step))
+                else:
+                    steps.append(_step(file, rows.line_num, column, {column: step}) if column else len(values))
+        except csv.Error as error:
+            raise _damaged(file, rows.line_num, str(error)) from None
+    return steps, values, not column
+
+
+def _refuse_charts(file: Path, head: Sequence[str], metric: str) -> None:
+    """Raise DataError for the CSV of a chart of Weights & Biases, whose values are sampled, averaged or smoothed."""
+    if any(name.endswith(("__MIN", "__MAX")) for name in head):
+        raise DataError(
+            f"{file} is a chart's export: its values of {metric} may be averaged over steps or smoothed",
+            "export the run's own history (wandb: run.scan_history())",
+        )
+
+
+def _json_lines(file: Path) -> Iterator[Row]:
+    with open_to_read(file) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if not line.endswith(b"\n") and len(line) > _LONGEST:
+                raise _damaged(file, number, "it is too long")
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                if not line.endswith(b"\n"):
+                    return  # the process was killed while it wrote
+                raise _damaged(file, number, "it is not JSON") from None
+            yield number, _object(file, number, fields)
+
+
+def _json_list(file: Path) -> Iterator[Row]:
+    """Yield the rows of a JSON file: a list, or the ``log_history`` of transformers."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise DataError(f"{file} is not JSON", "JSON lines are read from a file named .jsonl") from None
+    rows = found.get("log_history") if isinstance(found, dict) else found
+    if not isinstance(rows, list):
+        raise DataError(f"{file} has no list of rows", "give a list of objects, or transformers' trainer_state.json")
+    for number, fields in enumerate(rows, 1):
+        yield number, _object(file, number, fields)
+
+
+def _object(file: Path, number: int, fields: Any) -> Mapping[str, Any]:
+    if not isinstance(fields, dict):
+        raise _damaged(file, number, "it is no object with names and values")
+    return fields
+
+
+def _from_rows(file: Path, rows: Iterable[Row], metric: str) -> _Values:
+    """Return the values of a metric in rows that may lack it."""
+    steps, values, names, column = array("q"), array("d"), dict[str, None](), None
+    for number, fields in rows:
+        if metric not in fields:
+            names.update(dict.fromkeys(fields))
+            continue
+        value = fields[metric]
+        if value is None or value == "":
+            continue
+        if column is None:
+            column = next((name for name in STEPS if name in fields), "")
+        values.append(_number(file, number, metric, value))
+        steps.append(_step(file, number, column, fields) if column else len(values))
+    if not values and names:
+        raise _unknown(file, metric, [*names])
+    return steps, values, column == ""
+
+
+def _number(file: Path, number: int, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _damaged(file, number, f"{name} is {value!r}, not a number") from None
+
+
+def _step(file: Path, number: int, column: str, fields: Mapping[str, Any]) -> int:
+    value = fields.get(column)
+    step = math.nan if value in (None, "") else _number(file, number, column, value)
+    if not (math.isfinite(step) and step == int(step) and abs(step) < 2**62):
+        raise _damaged(file, number, f"{column} is {value!r}, not a whole number")
+    return int(step)
+
+
+def _tensorboard(file: Path, metric: str) -> _Values:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        raise EnvironmentRefused(
+            f"{file} needs tensorboard, which is not installed", "pip install 'mptrain[tensorboard]'"
+        ) from None
+    found = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
+    found.Reload()
+    if metric in found.scalars.Keys():
+        events = found.Scalars(metric)
+        return [one.step for one in events], [one.value for one in events], False
+    if metric in found.tensors.Keys():  # as Keras writes scalars
+        from tensorboard.util.tensor_util import make_ndarray
+
+        tensors = found.Tensors(metric)
+        return [one.step for one in tensors], [float(make_ndarray(one.tensor_proto)) for one in tensors], False
+    raise _unknown(file, metric, [*found.scalars.Keys(), *found.tensors.Keys()])
+
+
+def _mlflow(folder: Path, metric: str) -> _Values:
+    """Return the values of MLflow's file store: lines of time, value and step in a file for each metric."""
+    file = folder / metric
+    if not file.is_file() or folder not in file.parents or ".." in file.parts:
+        raise _unknown(folder, metric, [str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()])
+    steps, values = array("q"), array("d")
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        cells = line.split()
+        if len(cells) != 3:
+            raise _damaged(file, number, "it is not time, value and step")
+        values.append(_number(file, number, metric, cells[1]))
+        steps.append(_step(file, number, "step", {"step": cells[2]}))
+    return steps, values, False
+
+
+def _run(file: Path, metric: str) -> _Values:
+    """Return the training loss of a run of mptrain, or a metric of its evaluations, such as ``val_top1``."""
+    run = read_run(file.parent)
+    if metric == "loss":
+        first: str | None = None
+        steps, values = array("q"), array("d")
+        for record in run.steps():
+            first = first or record.learner
+            if record.learner == first:
+                steps.append(record.step)
+                values.append(record.loss)
+        return steps, values, False
+    told: dict[str, list[tuple[int, float]]] = {}
+    for event in run.events():
+        if event["event"] == "evaluation":
+            for name, value in event["metrics"].items():
+                told.setdefault(f"{event['split']}_{name}", []).append((event["step"], float(value)))
+    if metric not in told:
+        raise _unknown(file.parent, metric, ["loss", *told])
+    return [step for step, _ in told[metric]], [value for _, value in told[metric]], False
+
+
+def _digest(file: Path) -> str:
+    found = hashlib.sha256()
+    for one in sorted(file.rglob("*")) if file.is_dir() else [file]:
+        if one.is_file():
+            with open_to_read(one) as content:
+                while piece := content.read(1 << 20):
+                    found.update(piece)
+    return found.hexdigest()
+
+
+def _unknown(file: Path, metric: str, names: Sequence[str]) -> DataError:
+    known = [name for name in dict.fromkeys(names) if name not in STEPS]
+    return DataError(
+        f"{file} has no {metric}", suggest(metric, known, f"it has {', '.join(known[:20]) or 'no metric'}")
+    )
+
+
+def _damaged(file: Path, number: int, why: str) -> DataError:
+    return DataError(f"{file}, line {number}: {why}", "correct the line, or export the log again")

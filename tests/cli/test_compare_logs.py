@@ -1,0 +1,74 @@
+"""``mptrain compare --logs``: verdicts, certificate and refusals, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from small_runs import run_in_process
+
+
+@pytest.fixture
+def two_arms(tmp_path):
+    for name, values in {"bf16": (3.300, 3.302, 3.299), "fp8": (3.3011, 3.3002, 3.2991)}.items():
+        for seed, value in enumerate(values):
+            rows = [{"step": at, "loss": value + 1 / at} for at in (10, 100, 1000)]
+            (tmp_path / f"{name}-{seed}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "bf16=bf16-*.jsonl", "fp8=fp8-*.jsonl"
+
+
+def test_it_prints_verdicts_and_writes_a_certificate(two_arms, tmp_path):
+    done = run_in_process("compare", "--logs", *two_arms, "--metric", "loss", "--margin", "0.01", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "- fp8 equivalent: difference" in done.stdout
+    folder = next(tmp_path.glob("outputs/comparisons/*/*"))
+    assert {one.name for one in folder.iterdir()} == {
+        "certificate.html", "certificate.md", "certificate.json", "figures",
+    }  # fmt: skip
+    page = (folder / "certificate.md").read_text()
+    assert "each arm is equal to the reference up to ±0.01" in page
+    assert "fp8: up to 63 % of its runs may fail, or end worse than the worst of these 3 runs" in page
+    assert json.loads((folder / "certificate.json").read_text())["arms"][1]["verdict"] == "equivalent"
+    answer = run_in_process(
+        "compare", "--logs", *two_arms, "--metric", "loss", "--margin", "0.01", "--json", cwd=tmp_path
+    )
+    found = json.loads(answer.stdout)
+    assert [arm["verdict"] for arm in found["logs"]["arms"]] == ["reference", "equivalent"]
+
+
+def test_a_target_needs_no_reference(two_arms, tmp_path):
+    done = run_in_process("compare", "--logs", *two_arms, "--metric", "loss", "--target", "3.4", cwd=tmp_path)
+    assert done.stdout.count("beats target: mean less target") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        ((), "compare --logs needs --metric", "--metric loss"),
+        (("--metric", "loss"), "compare --logs needs --margin", "choose, before you see the results"),
+        (("--metric", "lss", "--margin", "1"), "has no lss", "did you mean loss?"),
+        (("--metric", "loss", "--margin", "1", "--reference", "x"), "no arm is called 'x'", "the arms are bf16, fp8"),
+        (("--metric", "loss", "--margin", "1", "--target", "3"), "--target asks about one arm at a time", "leave out"),
+        (("--metric", "loss", "--margin", "1", "--pair"), "does not say which runs belong together", "{seed}"),
+        (("--metric", "loss", "--target", "inf"), "--target inf: must be a number", "--target X"),
+    ],
+)
+def test_what_it_cannot_answer_is_refused_and_leaves_nothing(two_arms, words, said, hint, tmp_path):
+    done = run_in_process("compare", "--logs", *two_arms, *words, cwd=tmp_path)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert hint in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_without_arms_or_with_words_that_are_none_it_says_how_to_write_them(tmp_path):
+    for words, said in (((), "compare --logs needs arms"), (("runs/a",), "runs/a has no arm")):
+        done = run_in_process("compare", "--logs", *words, "--metric", "loss", "--margin", "1", cwd=tmp_path)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_options_of_logs_are_refused_without_them(tmp_path):
+    done = run_in_process("compare", "a", "b", "--target", "3", cwd=tmp_path)
+    assert "--target" in done.stderr
+    assert done.returncode == 2

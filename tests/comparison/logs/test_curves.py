@@ -1,0 +1,143 @@
+"""The same training has the same curve in all formats, and what cannot be read is said by file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from small_runs import TINY, run_in_process
+
+from mptrain.comparison.logs.curves import read_curve
+from mptrain.runlog import read_run
+from mptrain.system.errors import DataError
+
+LOSSES = [2.5, 1.25, 0.75, 0.5]
+STEPS = [10, 20, 30, 40]
+
+
+def csv_file(folder):
+    path = folder / "log.csv"
+    path.write_text("step,loss,lr\n" + "".join(f"{at},{loss},0.1\n" for at, loss in zip(STEPS, LOSSES, strict=True)))
+    return path
+
+
+def json_lines(folder):
+    rows = [{"global_step": at, "loss": loss} for at, loss in zip(STEPS, LOSSES, strict=True)]
+    path = folder / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows[:2], {"global_step": 25, "other": 1}, *rows[2:]]))
+    return path
+
+
+def transformers_folder(folder):
+    pytest.importorskip("transformers")
+    from transformers import TrainerState
+
+    rows = [{"step": at, "loss": loss, "epoch": at / 40} for at, loss in zip(STEPS, LOSSES, strict=True)]
+    state = TrainerState(log_history=[*rows, {"step": 40, "eval_loss": 9.0}])
+    inner = folder / "out" / "checkpoint-40"
+    inner.mkdir(parents=True)
+    state.save_to_json(str(inner / "trainer_state.json"))
+    return folder / "out"
+
+
+def lightning_folder(folder):
+    pytest.importorskip("lightning")
+    from lightning.pytorch.loggers import CSVLogger
+
+    logger = CSVLogger(str(folder), name="", version="v")
+    for at, loss in zip(STEPS, LOSSES, strict=True):
+        logger.log_metrics({"loss": loss}, step=at)
+        logger.log_metrics({"val_loss": 7.0}, step=at)  # rows of which one cell is empty
+    logger.save()
+    return folder / "v"
+
+
+def tensorboard_folder(folder):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with tensorboard.SummaryWriter(str(folder / "tb")) as writer:
+        for at, loss in zip(STEPS, LOSSES, strict=True):
+            writer.add_scalar("loss", loss, at)
+    return folder / "tb"
+
+
+def mlflow_folder(folder):
+    metrics = folder / "mlruns" / "0" / "abc" / "metrics"
+    metrics.mkdir(parents=True)
+    (metrics / "loss").write_text("".join(f"1700000000 {loss} {at}\n" for at, loss in zip(STEPS, LOSSES, strict=True)))
+    return metrics.parent
+
+
+@pytest.mark.parametrize(
+    ("form", "written"),
+    [
+        ("CSV", csv_file),
+        ("JSONL", json_lines),
+        ("transformers", transformers_folder),
+        ("Lightning CSVLogger", lightning_folder),
+        ("TensorBoard", tensorboard_folder),
+        ("MLflow", mlflow_folder),
+    ],
+)
+def test_all_formats_have_the_same_numbers(form, written, tmp_path):
+    curve = read_curve(written(tmp_path), "loss")
+    assert (curve.form, curve.steps.tolist(), curve.values.tolist()) == (form, STEPS, LOSSES)
+    assert (curve.repeated, curve.counted, len(curve.digest)) == (0, False, 64)
+
+
+def test_a_run_of_mptrain_has_its_training_losses_and_its_evaluations(tmp_path):
+    done = run_in_process(*TINY, "run.name=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "outputs" / "run")
+    curve = read_curve(run.paths.root, "loss")
+    assert (curve.form, curve.values.tolist()) == ("mptrain", [one.loss for one in run.steps()])
+    told = [one for one in run.events() if one["event"] == "evaluation" and one["split"] == "val"]
+    curve = read_curve(run.paths.root, "val_top1")
+    assert curve.values.tolist() == [one["metrics"]["top1"] for one in told]
+    with pytest.raises(DataError, match="has no top1"):
+        read_curve(run.paths.root, "top1")
+
+
+def test_values_without_steps_are_counted(tmp_path):
+    (tmp_path / "plain.csv").write_text("loss\n2\n1\n")
+    curve = read_curve(tmp_path / "plain.csv", "loss")
+    assert (curve.steps.tolist(), curve.counted) == ([1, 2], True)
+
+
+def test_later_values_replace_earlier_ones_and_nan_is_kept(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss\n1,3\n2,2\n3,nan\n2,1.5\n3,inf\n")
+    curve = read_curve(path, "loss")
+    assert (curve.steps.tolist(), curve.repeated) == ([1, 2, 3], 2)
+    assert curve.values.tolist() == [3, 1.5, np.inf]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "step,loss\n1,2\n2\n", "a.csv, line 3: it has 1 cells; the header has 2"),
+        ("a.csv", "step,loss\n1,2\nx,3\n", "a.csv, line 3: step is 'x', not a number"),
+        ("a.csv", "step,loss\n1.5,3\n", "a.csv, line 2: step is '1.5', not a whole number"),
+        ("a.csv", "step,loss\n1,2\n2,high\n", "a.csv, line 3: loss is 'high', not a number"),
+        ("a.csv", "step,lss\n1,2\n", "a.csv has no loss"),
+        ("a.csv", "", "a.csv has no loss"),
+        ("a.csv", "step,loss\n", "a.csv has no value of loss"),
+        ("a.csv", "Step,run - loss,run - loss__MIN,run - loss__MAX\n1,2,1,3\n", "a chart's export"),
+        ("a.jsonl", '{"step": 1, "loss": 2}\nnot json\n', "a.jsonl, line 2: it is not JSON"),
+        ("a.jsonl", "[1]\n", "a.jsonl, line 1: it is no object"),
+        ("a.jsonl", '{"step": 1, "loss": {}}\n', "a.jsonl, line 1: loss is {}, not a number"),
+        ("a.json", "{", "a.json is not JSON"),
+        ("a.json", "{}", "a.json has no list of rows"),
+        ("a.txt", "1 2\n", "a.txt is no log that can be read"),
+    ],
+)
+def test_what_is_wrong_is_said_by_file_and_line(name, text, said, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=re.escape(said)):
+        read_curve(tmp_path / name, "loss")
+
+
+def test_a_last_line_that_a_killed_process_left_is_ignored(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo')
+    assert read_curve(tmp_path / "a.jsonl", "loss").values.tolist() == [2.0]

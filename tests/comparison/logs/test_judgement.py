@@ -1,0 +1,196 @@
+"""Verdicts on logs: one run decides nothing, claims hold at their level, and what does not fit together is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mptrain.comparison.logs import judgement
+from mptrain.comparison.logs.judgement import LoggedRun, Question, compare_logs
+from mptrain.comparison.logs.means import (
+    difference_of_means,
+    power_of_equivalence,
+    rounding_step,
+    runs_for_power,
+)
+from mptrain.system.errors import DataError, UsageError
+
+ASKED = Question("loss", "equivalent", 0.01, math.nan, "last", paired=False, looks=1, lower_is_better=True)
+
+
+def asked(**more):
+    return Question(**{**ASKED.__dict__, **more})
+
+
+def logs(folder, **arms):
+    """Write a log for each value of each arm, and return the arms with their patterns."""
+    for name, values in arms.items():
+        for seed, value in enumerate(values):
+            (folder / f"{name}-{seed}.csv").write_text(f"step,loss\n1,{10 + seed + sum(map(ord, name))}\n2,{value}\n")
+    return {name: [str(folder / f"{name}-*.csv")] for name in arms}
+
+
+def verdicts(found):
+    return {arm.name: arm.verdict for arm in found.arms}
+
+
+REFERENCE = [3.300, 3.302, 3.299, 3.301]
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([3.3011, 3.3002, 3.2991, 3.3004], "equivalent"),
+        ([3.3511, 3.3502, 3.3491, 3.3504], "worse"),
+        ([3.2511, 3.2502, 3.2491, 3.2504], "better"),
+        ([3.30, 3.34, 3.26, 3.32], "undecided"),
+        ([3.3], "undecided"),
+        ([3.3011, 3.3002, math.nan, 3.3004], "undecided"),
+        ([3.3511, 3.3502, math.nan, 3.3504], "worse"),
+        ([3.3, 3.3], "equivalent"),
+    ],
+)
+def test_an_arm_is_judged_by_its_runs(values, word, tmp_path):
+    found = compare_logs(logs(tmp_path, full=REFERENCE, half=values), ASKED)
+    assert verdicts(found) == {"full": "reference", "half": word}
+
+
+def test_one_run_of_each_says_that_it_decides_nothing_and_one_of_an_arm_how_many_would(tmp_path):
+    found = compare_logs(logs(tmp_path, full=[3.3], half=[3.3001]), ASKED)
+    assert found.arms[1].why == "one run of an arm says nothing of how much its runs differ: give two or more of each"
+    found = compare_logs(logs(tmp_path, other=REFERENCE, half=[3.3001]), ASKED)
+    assert "runs of each arm would find equal arms so with a probability of 80 %" in found.arms[1].why
+
+
+def test_copies_and_runs_of_one_value_are_no_evidence(tmp_path):
+    with pytest.raises(DataError, match="are the same log"):
+        compare_logs({"a": [str(tmp_path / "x-0.csv")] * 2, **logs(tmp_path, x=[1.0])}, ASKED)
+    found = compare_logs(logs(tmp_path, full=[3.3, 3.3], half=[3.3, 3.3]), ASKED)
+    assert found.arms[1].why == judgement._ALIKE
+
+
+def test_a_claim_of_no_inferiority_asks_about_one_side(tmp_path):
+    arms = logs(tmp_path, full=REFERENCE, half=[3.25, 3.251, 3.249, 3.2502])
+    assert verdicts(compare_logs(arms, asked(form="not inferior")))["half"] == "not inferior"
+    accuracy = asked(form="not inferior", lower_is_better=False)
+    assert verdicts(compare_logs(arms, accuracy))["half"] == "worse"
+
+
+def test_a_target_is_beaten_by_the_mean_and_not_by_a_run(tmp_path):
+    arms = logs(tmp_path, a=[3.27, 3.271, 3.269], b=[3.27, 3.29, 3.28], c=[3.3, 3.31, 3.305])
+    found = compare_logs(arms, asked(form="beats target", target=3.28))
+    assert verdicts(found) == {"a": "beats target", "b": "undecided", "c": "misses target"}
+
+
+def test_several_arms_and_looks_divide_the_level(tmp_path):
+    arms = logs(tmp_path, full=REFERENCE, one=REFERENCE[1:], two=REFERENCE[:3])
+    found = compare_logs({**arms, "one": [str(tmp_path / "one-[12].csv")]}, asked(looks=5))
+    assert found.alpha == pytest.approx(0.05 / 10)
+    assert "2 arms and 5 looks: each test has the level 0.005, all together 5 %" in found.notes
+
+
+def test_pairs_are_those_that_are_named(tmp_path):
+    shift = [0.3, -0.2, 0.1, 0.5]
+    logs(tmp_path, full=[3 + by for by in shift], half=[3.001 + by + 1e-4 * at for at, by in enumerate(shift)])
+    arms = {name: [str(tmp_path / (name + "-{seed}.csv"))] for name in ("full", "half")}
+    assert verdicts(compare_logs(arms, ASKED))["half"] == "undecided"
+    assert verdicts(compare_logs(arms, asked(paired=True)))["half"] == "equivalent"
+    with pytest.raises(UsageError, match="does not say which runs belong together"):
+        compare_logs({"full": [str(tmp_path / "full-*.csv")], "half": arms["half"]}, asked(paired=True))
+
+
+def test_runs_are_compared_at_one_point_or_not_at_all(tmp_path):
+    (tmp_path / "a.csv").write_text("step,loss\n10,3\n20,2\n")
+    (tmp_path / "b.csv").write_text("step,loss\n10,4\n20,2.5\n30,1\n")
+    arms = {name: [str(tmp_path / f"{name}.csv")] for name in "ab"}
+    with pytest.raises(DataError, match="the runs end at different steps") as refused:
+        compare_logs(arms, ASKED)
+    assert "--at step=20" in refused.value.hint
+    found = compare_logs(arms, asked(at="step=10"))
+    assert [run.value for arm in found.arms for run in arm.runs] == [3, 4]
+    with pytest.raises(DataError, match="has no value at step 15; the nearest is at 10"):
+        compare_logs(arms, asked(at="step=15"))
+    with pytest.raises(UsageError, match="not a point of a curve"):
+        compare_logs(arms, asked(at="first"))
+    arms = {"a": arms["a"], "c": [str(tmp_path / "c.csv")]}
+    (tmp_path / "c.csv").write_text("step,loss\n10,4\n20,2.5\n")
+    found = compare_logs(arms, asked(at="last=2"))
+    assert [run.value for arm in found.arms for run in arm.runs] == [2.5, 3.25]
+    with pytest.raises(DataError, match="has 2 values, not 3"):
+        compare_logs(arms, asked(at="last=3"))
+
+
+def test_the_spread_of_rounded_values_is_not_taken_for_none():
+    assert rounding_step([3.3, 3.31]) == pytest.approx(0.01)
+    assert rounding_step([1.0, 2.0]) == 1
+    assert rounding_step([0.1 + 0.2, math.pi]) == 0
+    found = difference_of_means([3.3, 3.3], [3.3, 3.3], 0.95, 0.1 / math.sqrt(12))
+    assert found.low < -0.1 < 0.1 < found.high
+
+
+def judged(values, reference, question, alpha=0.05):
+    def runs(some):
+        return [LoggedRun("", "", "", 1, value) for value in some]
+
+    return judgement._judge("arm", runs(values), runs(reference), question, alpha).verdict
+
+
+SHAPES = {
+    "normal": lambda draws, size: draws.standard_normal(size),
+    "skewed": lambda draws, size: draws.exponential(1, size) - 1,
+    "heavy tails": lambda draws, size: draws.standard_t(3, size) / math.sqrt(3),
+}
+SIZES = [(2, 2), (3, 3), (5, 5), (2, 5), (3, 8), (8, 8), (20, 20), (2, 20)]
+
+
+def share(counted, draws, bound):
+    """Whether a share is within a bound, up to three standard errors of the simulation."""
+    return counted / draws <= bound + 3 * math.sqrt(bound * (1 - bound) / draws)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_claims_are_false_no_more_often_than_they_say(shape, sizes, monkeypatch):
+    """At the margin equivalence is claimed, and of equal arms a difference, in 5 % of the cases at most."""
+    monkeypatch.setattr(judgement, "power_of_equivalence", lambda *_, **__: math.nan)
+    monkeypatch.setattr(judgement, "runs_for_power", lambda *_, **__: None)
+    draws, count = np.random.default_rng(0), 2000
+    for margin in (1.0, 4.0):
+        for form in ("equivalent", "not inferior"):
+            question = asked(margin=margin, form=form)
+            words = []
+            for _ in range(count):
+                one, other = (SHAPES[shape](draws, size) for size in sizes)
+                words.append(judged((one + margin).tolist(), other.tolist(), question))
+            assert share(words.count(form), count, 0.05), (form, margin)
+    words = [judged(*(SHAPES[shape](draws, size).tolist() for size in sizes), asked(margin=1e-6)) for _ in range(count)]
+    assert share(words.count("better") + words.count("worse"), count, 0.05)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (8, 4)])
+def test_the_stated_power_is_that_of_equal_arms(sizes, monkeypatch):
+    stated = power_of_equivalence((1.0, 1.0), sizes, 2.0, 0.05)
+    monkeypatch.setattr(judgement, "power_of_equivalence", lambda *_, **__: math.nan)
+    monkeypatch.setattr(judgement, "runs_for_power", lambda *_, **__: None)
+    draws = np.random.default_rng(1)
+    found = [judged(*(draws.standard_normal(size).tolist() for size in sizes), asked(margin=2.0)) for _ in range(3000)]
+    assert found.count("equivalent") / 3000 == pytest.approx(stated, abs=0.03)
+
+
+def test_as_many_runs_as_are_said_to_suffice_do():
+    needed = runs_for_power((1.0, 1.0), 1.0, 0.05)
+    assert power_of_equivalence((1.0, 1.0), (needed, needed), 1.0, 0.05) >= 0.8
+    assert power_of_equivalence((1.0, 1.0), (needed - 1, needed - 1), 1.0, 0.05) < 0.8
+    assert runs_for_power((1.0, 1.0), 1e-4, 0.05) is None
+
+
+def test_what_is_not_excluded_is_so_for_rare_collapses():
+    """Of arms in which a share of runs collapses, those in which none did by chance have at most the share that is said."""
+    draws, count = np.random.default_rng(2), 20_000
+    for runs in (2, 5, 8):
+        said = judgement.unseen_share(runs)
+        collapses = said + 0.01
+        unseen = np.mean(draws.random((count, runs)) > collapses, 1) == 1
+        assert np.mean(unseen) <= 0.05
