@@ -1,7 +1,8 @@
 """Mixed precision training from the command line, with a record of every step's loss scale and overflow.
 
 `mptrain.watch` records the same of a training loop that somebody else wrote, `mptrain.doctor` and `mptrain.diagnose`
-X
+examine a step of it, and `mptrain.recommend` a loss scale for it; `mptrain.open_run` reads a run directory.
+`mptrain.compare` judges runs of any program by their logs.
 """
 
 # Nothing is imported here: `python -m mptrain` runs this before `__main__` leaves the current folder out of the search.
