@@ -32,7 +32,10 @@ def certificate_page(comparison: LogComparison) -> Page:
         sections=(
             Section("Verdicts", tuple(outcome_blocks(comparison))),
             section("Claim", facts(*_claim(comparison.question, comparison.alpha))),
-            section("Not excluded", Bullets(tuple(filter(None, map(_not_excluded, comparison.arms))))),
+            section(
+                "Not excluded",
+                Bullets((*filter(None, map(_not_excluded, comparison.arms)), *_overturned(comparison))),
+            ),
             section("Runs", _runs_plot(comparison), _runs_table(comparison)),
         ),
     )
@@ -97,6 +100,16 @@ def _not_excluded(arm: LoggedArm) -> str:
         f"{arm.name}: up to {percent(arm.unseen)} of its runs may fail, or end worse than the worst of these "
         f"{counted(finite, 'run')} (95 % confidence, for any distribution)"
     )
+
+
+def _overturned(comparison: LogComparison) -> list[str]:
+    """Return what would overturn each verdict."""
+    return [
+        f"{arm.name}: one more run of it that ends at {number(arm.overturned_at)}, or beyond, would end the verdict "
+        f"{arm.verdict!r}"
+        for arm in comparison.arms
+        if math.isfinite(arm.overturned_at)
+    ]
 
 
 def _runs_table(comparison: LogComparison) -> Block:

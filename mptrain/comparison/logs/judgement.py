@@ -93,6 +93,7 @@ class LoggedArm:
         power: Probability that equal arms would have been found equivalent with these runs; NaN if unknown.
         runs_needed: Runs of each arm for a power of 80 %; None if unknown, or more than 1,000.
         unseen: Largest share of runs that may do what none of these did, at 95 % confidence.
+        overturned_at: Value that one more run of the arm would have to reach for another verdict; NaN if unknown.
         verdict: One word, and ``why`` one sentence.
     """
 
@@ -103,6 +104,7 @@ class LoggedArm:
     power: float
     runs_needed: int | None
     unseen: float
+    overturned_at: float
     verdict: Word
     why: str
 
@@ -308,16 +310,41 @@ def _judge(
         power=math.nan,
         runs_needed=None,
         unseen=unseen_share(len(values)) if values else math.nan,
+        overturned_at=math.nan,
         verdict="reference",
         why="the other arms are compared with it",
     )
     if reference is None:
         return arm
-    return (
-        _against_target(arm, values, question, alpha)
-        if question.form == "beats target"
-        else _against(arm, values, reference, question, alpha)
-    )
+    if question.form == "beats target":
+        return _against_target(arm, values, question, alpha)
+    judged = _against(arm, values, reference, question, alpha)
+    return replace(judged, overturned_at=_overturned_at(judged, values, reference, question, alpha))
+
+
+def _overturned_at(
+    arm: LoggedArm, values: list[float], reference: Sequence[LoggedRun], question: Question, alpha: float
+) -> float:
+    """Return the value nearest to the mean with which one more run of an arm changes its verdict; NaN if unknown."""
+    if arm.verdict == "undecided" or question.paired or len(values) < len(arm.runs):
+        return math.nan
+    worse = 1.0 if question.lower_is_better else -1.0
+    towards, mean = (-worse if arm.verdict == "worse" else worse), statistics.mean(values)
+
+    def changes(by: float) -> bool:
+        value = mean + towards * by
+        more = replace(arm, runs=(*arm.runs, LoggedRun("", "", "", 0, value)))
+        return _against(more, [*values, value], reference, question, alpha, planned=False).verdict != arm.verdict
+
+    low, high = 0.0, question.margin / 8
+    while not changes(high):
+        low, high = high, 2 * high
+        if high > 1e6 * question.margin:
+            return math.nan
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if changes(middle) else (middle, high)
+    return float(mean + towards * high)
 
 
 def _finite(runs: Sequence[LoggedRun]) -> list[float]:
@@ -329,8 +356,15 @@ def _rounding(values: Sequence[float]) -> float:
 
 
 def _against(
-    arm: LoggedArm, values: list[float], reference: Sequence[LoggedRun], question: Question, alpha: float
+    arm: LoggedArm,
+    values: list[float],
+    reference: Sequence[LoggedRun],
+    question: Question,
+    alpha: float,
+    *,
+    planned: bool = True,
 ) -> LoggedArm:
+    """Judge an arm against a reference; without ``planned``, power and the number of runs needed are left out."""
     others = _finite(reference)
     failed = len(arm.runs) - len(values), len(reference) - len(others)
     if question.paired:
@@ -340,12 +374,8 @@ def _against(
     if min(len(values), len(others)) < 2:
         return replace(arm, verdict="undecided", why=_too_few(arm, values, others, question, alpha))
     if max(len({*values}), len({*others})) == 1:
-        return replace(
-            arm,
-            verdict="undecided",
-            why=_ALIKE,
-        )
-    rounding = _rounding([*values, *others])
+        return replace(arm, verdict="undecided", why=_ALIKE)
+    rounding, power, needed = _rounding([*values, *others]), math.nan, None
     bad = 1 if question.lower_is_better else -1
     if question.paired:
         differences = [one - other for one, other in zip(values, others, strict=True)]
@@ -355,10 +385,11 @@ def _against(
         power, needed, inside = found.power, found.pairs_for_80, found.holds
     else:
         outer, inner = (difference_of_means(values, others, level, rounding) for level in (1 - alpha, 1 - 2 * alpha))
-        spreads = math.hypot(statistics.stdev(values), rounding), math.hypot(statistics.stdev(others), rounding)
-        one_sided = question.form == "not inferior"
-        power = power_of_equivalence(spreads, (len(values), len(others)), question.margin, alpha, one_sided=one_sided)
-        needed = runs_for_power(spreads, question.margin, alpha, one_sided=one_sided)
+        if planned:
+            spreads = math.hypot(statistics.stdev(values), rounding), math.hypot(statistics.stdev(others), rounding)
+            one, runs = question.form == "not inferior", (len(values), len(others))
+            power = power_of_equivalence(spreads, runs, question.margin, alpha, one_sided=one)
+            needed = runs_for_power(spreads, question.margin, alpha, one_sided=one)
         inside = -question.margin < inner.low and inner.high < question.margin
     worst = inner.high if bad > 0 else -inner.low  # of the one-sided interval, in the direction that is worse
     differs = outer.low > 0 or outer.high < 0
@@ -384,7 +415,7 @@ def _against(
         why = _in_words(outer, 1 - alpha)
     else:
         word, why = "undecided", f"{_in_words(inner, 1 - 2 * alpha)}, not within ±{question.margin:g}"
-    if word == "undecided":
+    if word == "undecided" and planned:
         why += f"; {_runs_in_words(needed, 'pairs' if question.paired else 'runs of each arm')}"
     return replace(arm, difference=outer, power=power, runs_needed=needed, verdict=word, why=why)
 

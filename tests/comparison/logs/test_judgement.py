@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptrain.comparison.logs import judgement
-from mptrain.comparison.logs.judgement import LoggedRun, Question, compare_logs
+from mptrain.comparison.logs.judgement import LoggedArm, LoggedRun, Question, compare_logs
 from mptrain.comparison.logs.means import (
     difference_of_means,
     power_of_equivalence,
@@ -69,6 +69,15 @@ def test_copies_and_runs_of_one_value_are_no_evidence(tmp_path):
         compare_logs({"a": [str(tmp_path / "x-0.csv")] * 2, **logs(tmp_path, x=[1.0])}, ASKED)
     found = compare_logs(logs(tmp_path, full=[3.3, 3.3], half=[3.3, 3.3]), ASKED)
     assert found.arms[1].why == judgement._ALIKE
+
+
+def test_the_value_of_one_more_run_that_would_overturn_a_verdict_does(tmp_path):
+    values = [3.3011, 3.3002, 3.2991, 3.3004]
+    arms = logs(tmp_path, full=REFERENCE, half=values)
+    at = compare_logs(arms, ASKED).arms[1].overturned_at
+    for value, word in ((at + 1e-4, "undecided"), (at - 1e-4, "equivalent")):
+        found = compare_logs(logs(tmp_path, full=REFERENCE, half=[*values, value]), ASKED)
+        assert verdicts(found)["half"] == word
 
 
 def test_a_claim_of_no_inferiority_asks_about_one_side(tmp_path):
@@ -132,9 +141,10 @@ def test_the_spread_of_rounded_values_is_not_taken_for_none():
 
 def judged(values, reference, question, alpha=0.05):
     def runs(some):
-        return [LoggedRun("", "", "", 1, value) for value in some]
+        return tuple(LoggedRun("", "", "", 1, value) for value in some)
 
-    return judgement._judge("arm", runs(values), runs(reference), question, alpha).verdict
+    arm = LoggedArm("arm", runs(values), None, None, math.nan, None, math.nan, math.nan, "reference", "")
+    return judgement._against(arm, values, runs(reference), question, alpha, planned=False).verdict
 
 
 SHAPES = {
@@ -152,10 +162,8 @@ def share(counted, draws, bound):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_claims_are_false_no_more_often_than_they_say(shape, sizes, monkeypatch):
+def test_claims_are_false_no_more_often_than_they_say(shape, sizes):
     """At the margin equivalence is claimed, and of equal arms a difference, in 5 % of the cases at most."""
-    monkeypatch.setattr(judgement, "power_of_equivalence", lambda *_, **__: math.nan)
-    monkeypatch.setattr(judgement, "runs_for_power", lambda *_, **__: None)
     draws, count = np.random.default_rng(0), 2000
     for margin in (1.0, 4.0):
         for form in ("equivalent", "not inferior"):
@@ -170,10 +178,8 @@ def test_claims_are_false_no_more_often_than_they_say(shape, sizes, monkeypatch)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (8, 4)])
-def test_the_stated_power_is_that_of_equal_arms(sizes, monkeypatch):
+def test_the_stated_power_is_that_of_equal_arms(sizes):
     stated = power_of_equivalence((1.0, 1.0), sizes, 2.0, 0.05)
-    monkeypatch.setattr(judgement, "power_of_equivalence", lambda *_, **__: math.nan)
-    monkeypatch.setattr(judgement, "runs_for_power", lambda *_, **__: None)
     draws = np.random.default_rng(1)
     found = [judged(*(draws.standard_normal(size).tolist() for size in sizes), asked(margin=2.0)) for _ in range(3000)]
     assert found.count("equivalent") / 3000 == pytest.approx(stated, abs=0.03)
