@@ -141,7 +141,7 @@ def _composed(arguments: Namespace) -> Config:
         Option("--metric", "metric to compare (default: that of the best checkpoint)", "NAME"),
         Option("--by", "keys in which RUNs may differ", "KEY,KEY"),
         Option("--anyway", "compare RUNs whatever they differ in"),
-        Option("--logs", "compare logs: CSV, JSONL, TensorBoard, Lightning, transformers, MLflow, runs of mptrain"),
+        Option("--logs", "compare logs: CSV, JSONL, TensorBoard, Lightning, transformers, wandb, MLflow, mptrain"),
         Option("--at", "where logs are compared: at a step, or by the mean of the last N values", "last|last=N|step=N"),
         Option("--not-inferior", "ask of logs only whether no arm is worse by the margin or more"),
         Option("--target", "ask of logs whether the mean of each arm beats a number", "X", read=any_number),

@@ -31,7 +31,7 @@ def certificate_page(comparison: LogComparison) -> Page:
         lead=" ".join(f"{arm.name}: {arm.verdict}." for arm in judged),
         sections=(
             Section("Verdicts", tuple(outcome_blocks(comparison))),
-            section("Claim", facts(*_claim(comparison.question, comparison.alpha))),
+            section("Claim", facts(*_claim(comparison.question, comparison.alpha), ("noise", _noise(comparison)))),
             section(
                 "Not excluded",
                 Bullets((*filter(None, map(_not_excluded, comparison.arms)), *_overturned(comparison))),
@@ -89,6 +89,12 @@ def _claim(question: Question, alpha: float) -> list[tuple[str, str]]:
         ("looks", f"{question.looks}" if question.looks > 1 else ""),
         ("holds if", "the margin, the point and the runs were chosen before the results were seen"),
     ]
+
+
+def _noise(comparison: LogComparison) -> str:
+    """Return the largest difference that could not be told from none with these runs."""
+    halves = [arm.difference.high - arm.difference.mean for arm in comparison.arms if arm.difference is not None]
+    return f"with these runs a difference of {max(halves):.2g} cannot be told from none" if halves else ""
 
 
 def _not_excluded(arm: LoggedArm) -> str:

@@ -5,15 +5,19 @@ Each format is read by its own rules into steps and values; nothing is smoothed,
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
+import io
 import json
 import math
+import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -21,7 +25,7 @@ from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import DataError, EnvironmentRefused, suggest
-from mptrain.system.files import open_to_read
+from mptrain.system.files import open_to_read, read_bytes
 
 #: Names of the column with the training step, in the order in which they are looked for.
 STEPS = ("step", "global_step", "trainer/global_step", "Step", "iteration", "iter", "_step")
@@ -60,7 +64,8 @@ def read_curve(path: Path, metric: str) -> Curve:
     """Read a metric from a log.
 
     Logs are files in CSV or JSON lines, event files of TensorBoard, ``trainer_state.json`` of transformers, and folders
-    of Lightning's CSVLogger, of TensorBoard, of transformers, of MLflow's file store, and of runs of mptrain.
+    of Lightning's CSVLogger, of TensorBoard, of transformers, of offline runs of Weights & Biases, of MLflow's file
+    store, and of runs of mptrain. A run in a database of MLflow is named as if that were a folder: ``mlflow.db/RUN``.
 
     Raises:
         DataError: The log is of another kind, is damaged, has no value of the metric, or is a chart's export.
@@ -69,6 +74,8 @@ def read_curve(path: Path, metric: str) -> Curve:
     """
     form, file, read = _format_of(path)
     with storage_errors(file, "read"):
+        if not file.is_dir():
+            open_to_read(file).close()  # no pipe or device, which libraries would wait for
         steps, values, counted = read(file, metric)
         digest = _digest(file)
     if not values:
@@ -87,11 +94,15 @@ def _format_of(path: Path) -> tuple[str, Path, Callable[[Path, str], _Values]]:
     """Return name, file and reader of a log's format."""
     if path.is_dir():
         return _format_of_folder(path)
+    if path.parent.suffix == ".db" and path.parent.is_file():
+        return "MLflow", path.parent, lambda file, metric: _database(file, metric, path.name)
     if not path.exists():
         raise DataError(f"there is no {path}", "give the path of a log")
     name = path.name
     if ".tfevents." in name:
         return "TensorBoard", path, _tensorboard
+    if name.endswith(".wandb"):
+        return "Weights & Biases", path, _wandb
     if name.endswith((".csv", ".tsv")):
         return "CSV", path, _csv
     if name.endswith((".jsonl", ".ndjson")):
@@ -119,16 +130,14 @@ def _format_of_folder(path: Path) -> tuple[str, Path, Callable[[Path, str], _Val
         return "TensorBoard", events[0], _tensorboard
     if (path / "metrics").is_dir():
         return "MLflow", path / "metrics", _mlflow
-    if [*path.glob("*.wandb")]:
-        raise DataError(
-            f"{path} is a folder of Weights & Biases", "write its history to a file: run.scan_history() as JSONL"
-        )
+    if found := [*path.glob("*.wandb")]:
+        return "Weights & Biases", found[0], _wandb
     raise DataError(f"{path} has no log that can be read", "give the file itself")
 
 
 def _csv(file: Path, metric: str) -> _Values:
     steps, values = array("q"), array("d")
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+    with io.TextIOWrapper(open_to_read(file), encoding="utf-8-sig", errors="replace", newline="") as text:
         csv.field_size_limit(_LONGEST)
         rows = csv.reader(text, delimiter="\t" if file.suffix == ".tsv" else ",")
         try:
@@ -174,7 +183,7 @@ def _json_lines(file: Path) -> Iterator[Row]:
                 raise _damaged(file, number, "it is too long")
             try:
                 fields = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 if not line.endswith(b"\n"):
                     return  # the process was killed while it wrote
                 raise _damaged(file, number, "it is not JSON") from None
@@ -184,8 +193,8 @@ def _json_lines(file: Path) -> Iterator[Row]:
 def _json_list(file: Path) -> Iterator[Row]:
     """Yield the rows of a JSON file: a list, or the ``log_history`` of transformers."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+        found = json.loads(read_bytes(file))
+    except (ValueError, RecursionError):
         raise DataError(f"{file} is not JSON", "JSON lines are read from a file named .jsonl") from None
     rows = found.get("log_history") if isinstance(found, dict) else found
     if not isinstance(rows, list):
@@ -254,13 +263,79 @@ def _tensorboard(file: Path, metric: str) -> _Values:
     raise _unknown(file, metric, [*found.scalars.Keys(), *found.tensors.Keys()])
 
 
+def _wandb(file: Path, metric: str) -> _Values:
+    """Return the history of an offline run of Weights & Biases: protocol buffers in the records of a LevelDB log."""
+    try:
+        from google.protobuf.message import DecodeError
+        from wandb.proto import wandb_internal_pb2
+    except ImportError:
+        why = f"{file} needs wandb, which is not installed"
+        raise EnvironmentRefused(why, "pip install 'mptrain[wandb]'") from None
+
+    def rows() -> Iterator[Row]:
+        for number, content in enumerate(_leveldb_records(file), 1):
+            record = wandb_internal_pb2.Record()
+            try:
+                record.ParseFromString(content)
+                if record.WhichOneof("record_type") != "history":
+                    continue
+                items = record.history.item
+                told = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
+            except (DecodeError, ValueError):
+                raise DataError(f"{file}, record {number} is damaged", "copy the run's folder again") from None
+            yield number, {"_step": record.history.step.num, **told}
+
+    return _from_rows(file, rows(), metric)
+
+
+def _leveldb_records(file: Path) -> Iterator[bytes]:
+    """Yield the records of a log in LevelDB's format: blocks of 32 KiB of records with a CRC, a length and a type."""
+    with open_to_read(file) as log:
+        if log.read(4) != b":W&B":
+            raise DataError(f"{file} is no file of Weights & Biases", "give the folder of an offline run")
+        log.seek(7)  # its header, which is part of the first block
+        parts = b""
+        while True:
+            left = 32768 - log.tell() % 32768
+            if left < 7:
+                log.seek(left, 1)
+                continue
+            head = log.read(7)
+            length, kind = int.from_bytes(head[4:6], "little"), head[6] if len(head) == 7 else 0
+            content = log.read(length)
+            if kind == 0 or len(content) < length:  # the end, or what a killed process left
+                return
+            parts = content if kind in (1, 2) else parts + content
+            if kind in (1, 4):
+                yield parts
+
+
+def _database(file: Path, metric: str, run: str) -> _Values:
+    """Return the values of a run in a SQLite database of MLflow."""
+    with contextlib.closing(sqlite3.connect(f"file:{quote(str(file.resolve()))}?mode=ro", uri=True)) as database:
+        try:
+            rows = database.execute(
+                "SELECT step, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics WHERE run_uuid = ? AND key = ? "
+                "ORDER BY timestamp",
+                (run, metric),
+            ).fetchall()
+            names = [
+                name for (name,) in database.execute("SELECT DISTINCT key FROM metrics WHERE run_uuid = ?", (run,))
+            ]
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{file} is no database of MLflow: {error}", "give the folder of a run") from None
+    if not rows:
+        raise _unknown(file / run, metric, names)
+    return [step for step, _ in rows], [math.nan if value is None else value for _, value in rows], False
+
+
 def _mlflow(folder: Path, metric: str) -> _Values:
     """Return the values of MLflow's file store: lines of time, value and step in a file for each metric."""
     file = folder / metric
     if not file.is_file() or folder not in file.parents or ".." in file.parts:
         raise _unknown(folder, metric, [str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()])
     steps, values = array("q"), array("d")
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_bytes(file).decode("utf-8", "replace").splitlines(), 1):
         cells = line.split()
         if len(cells) != 3:
             raise _damaged(file, number, "it is not time, value and step")

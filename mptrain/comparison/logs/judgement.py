@@ -224,7 +224,7 @@ def _curves(paths: Sequence[str], question: Question) -> list[tuple[str, Curve]]
             )
         found_there = glob.glob(f"{before}*{after}" if placeholder else pattern)  # noqa: PTH207 - absolute ones too
         places = sorted(found_there) or [pattern]
-        if places == [pattern] and not Path(pattern).exists():
+        if places == [pattern] and not Path(pattern).exists() and not Path(pattern).parent.is_file():
             raise DataError(f"there is no log {pattern}", "quote patterns, so that the shell leaves them as they are")
         seed = re.compile(f"{_as_regex(before)}(.*?){_as_regex(after)}", re.DOTALL) if placeholder else None
         for place in places:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import numpy as np
@@ -11,7 +12,7 @@ from small_runs import TINY, run_in_process
 
 from mptrain.comparison.logs.curves import read_curve
 from mptrain.runlog import read_run
-from mptrain.system.errors import DataError
+from mptrain.system.errors import DataError, MptrainError
 
 LOSSES = [2.5, 1.25, 0.75, 0.5]
 STEPS = [10, 20, 30, 40]
@@ -69,6 +70,29 @@ def mlflow_folder(folder):
     return metrics.parent
 
 
+def mlflow_database(folder):
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    with mlflow.start_run() as run:
+        for at, loss in zip(STEPS, LOSSES, strict=True):
+            mlflow.log_metric("loss", loss, step=at)
+    return folder / "mlflow.db" / run.info.run_id
+
+
+def wandb_folder(folder):
+    wandb = pytest.importorskip("wandb")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_SILENT", "true")
+        run = wandb.init(mode="offline", dir=str(folder), project="some")
+        for at, loss in zip(STEPS, LOSSES, strict=True):
+            run.log({"loss": loss, "note": "x" * 20_000}, step=at)  # records over several blocks
+            run.log({"other": 1})
+        run.finish()
+        wandb.teardown()  # its process has written all
+    return next(folder.glob("wandb/offline-run-*"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of trackers
 @pytest.mark.parametrize(
     ("form", "written"),
     [
@@ -78,6 +102,8 @@ def mlflow_folder(folder):
         ("Lightning CSVLogger", lightning_folder),
         ("TensorBoard", tensorboard_folder),
         ("MLflow", mlflow_folder),
+        ("MLflow", mlflow_database),
+        ("Weights & Biases", wandb_folder),
     ],
 )
 def test_all_formats_have_the_same_numbers(form, written, tmp_path):
@@ -141,3 +167,43 @@ def test_what_is_wrong_is_said_by_file_and_line(name, text, said, tmp_path):
 def test_a_last_line_that_a_killed_process_left_is_ignored(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo')
     assert read_curve(tmp_path / "a.jsonl", "loss").values.tolist() == [2.0]
+
+
+WRITTEN = {
+    "CSV": csv_file,
+    "JSONL": json_lines,
+    "transformers": transformers_folder,
+    "Lightning": lightning_folder,
+    "TensorBoard": tensorboard_folder,
+    "MLflow": mlflow_folder,
+    "MLflow's database": mlflow_database,
+    "wandb": wandb_folder,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of trackers
+@pytest.mark.parametrize("form", WRITTEN)
+def test_a_damaged_log_is_read_or_refused_and_raises_nothing_else(form, tmp_path):
+    written = WRITTEN[form](tmp_path)
+    whole = read_curve(written, "loss")
+    file = written if written.is_file() else written.parent if form.endswith("database") else None
+    for one in [file] if file else [one for one in written.rglob("*") if one.is_file()]:
+        before, draws = one.read_bytes(), np.random.default_rng(0)
+        damaged = [before[: int(at)] for at in np.linspace(0, len(before), 12)]
+        for at in draws.integers(0, max(1, len(before)), 20):
+            damaged.append(before[:at] + draws.bytes(3) + before[at + 3 :])
+        for text in damaged:
+            one.write_bytes(text)
+            try:
+                curve = read_curve(written, "loss")
+            except MptrainError:
+                continue
+            assert len(curve.steps) == len(curve.values) <= len(whole.values) + 20
+        one.write_bytes(before)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "events.out.tfevents.1", "a.wandb"])
+def test_special_files_are_refused_and_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(MptrainError):
+        read_curve(tmp_path / name, "loss")

@@ -151,6 +151,7 @@ SHAPES = {
     "normal": lambda draws, size: draws.standard_normal(size),
     "skewed": lambda draws, size: draws.exponential(1, size) - 1,
     "heavy tails": lambda draws, size: draws.standard_t(3, size) / math.sqrt(3),
+    "rare collapses": lambda draws, size: draws.standard_normal(size) + 20 * (draws.random(size) < 0.05),
 }
 SIZES = [(2, 2), (3, 3), (5, 5), (2, 5), (3, 8), (8, 8), (20, 20), (2, 20)]
 
@@ -160,6 +161,7 @@ def share(counted, draws, bound):
     return counted / draws <= bound + 3 * math.sqrt(bound * (1 - bound) / draws)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_claims_are_false_no_more_often_than_they_say(shape, sizes):
@@ -177,6 +179,18 @@ def test_claims_are_false_no_more_often_than_they_say(shape, sizes):
     assert share(words.count("better") + words.count("worse"), count, 0.05)
 
 
+@pytest.mark.long
+def test_several_looks_together_claim_no_more_often():
+    draws, count, looks = np.random.default_rng(3), 2000, (2, 3, 5, 8)
+    question, claimed = asked(margin=1.0), 0
+    for _ in range(count):
+        one, other = draws.standard_normal(looks[-1]) + 1, draws.standard_normal(looks[-1])
+        each = 0.05 / len(looks)
+        claimed += any(judged(one[:n].tolist(), other[:n].tolist(), question, each) == "equivalent" for n in looks)
+    assert share(claimed, count, 0.05)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (8, 4)])
 def test_the_stated_power_is_that_of_equal_arms(sizes):
     stated = power_of_equivalence((1.0, 1.0), sizes, 2.0, 0.05)
