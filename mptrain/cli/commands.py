@@ -159,7 +159,8 @@ def _compare(arguments: Namespace) -> int | Outcome:
 
     An arm is a combination of the values; seed= repeats arms and forms no new ones. Reports for each arm if it is
     better than the reference, equivalent, worse or undecided, from differences paired by seed. RUNs must differ only in
-    precision and scaler, unless --by or --anyway is given.
+    precision and scaler, unless --by or --anyway is given. With --logs an arm is a name and the logs of its runs, files
+    or folders that any program wrote, in quotes if they have a *; --metric and --margin (or --target) are required.
     """
     if arguments.logs:
         from mptrain.cli.compare_logs import compare_logged
