@@ -74,10 +74,8 @@ def read_curve(path: Path, metric: str) -> Curve:
     """
     form, file, read = _format_of(path)
     with storage_errors(file, "read"):
-        if not file.is_dir():
-            open_to_read(file).close()  # no pipe or device, which libraries would wait for
+        digest = _digest(file)  # first, because it opens no pipe or device, for which libraries would wait
         steps, values, counted = read(file, metric)
-        digest = _digest(file)
     if not values:
         raise DataError(f"{path} has no value of {metric}", "choose another with --metric NAME")
     numbers, found, repeated = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64), 0
@@ -123,11 +121,8 @@ def _format_of_folder(path: Path) -> tuple[str, Path, Callable[[Path, str], _Val
     states += [one for one in [path / "trainer_state.json"] if one.exists()]
     if states:
         return "transformers", *_format_of(states[-1])[1:]
-    events = sorted(path.glob("*.tfevents.*"))
-    if events:
-        if len(events) > 1:
-            raise DataError(f"{path} has {len(events)} event files", "name the one to read, or one folder for each run")
-        return "TensorBoard", events[0], _tensorboard
+    if [*path.glob("*.tfevents.*")]:  # several, in order, if the run was resumed
+        return "TensorBoard", path, _tensorboard
     if (path / "metrics").is_dir():
         return "MLflow", path / "metrics", _mlflow
     if found := [*path.glob("*.wandb")]:
@@ -368,11 +363,11 @@ def _run(file: Path, metric: str) -> _Values:
 
 def _digest(file: Path) -> str:
     found = hashlib.sha256()
-    for one in sorted(file.rglob("*")) if file.is_dir() else [file]:
-        if one.is_file():
-            with open_to_read(one) as content:
-                while piece := content.read(1 << 20):
-                    found.update(piece)
+    inside = sorted(file.glob("*.tfevents.*")) or sorted(file.rglob("*"))
+    for one in [one for one in inside if one.is_file()] if file.is_dir() else [file]:
+        with open_to_read(one) as content:
+            while piece := content.read(1 << 20):
+                found.update(piece)
     return found.hexdigest()
 
 

@@ -63,6 +63,15 @@ def tensorboard_folder(folder):
     return folder / "tb"
 
 
+def resumed_tensorboard_folder(folder):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    for first, last in ((0, 3), (2, 4)):
+        with tensorboard.SummaryWriter(str(folder / "tb"), filename_suffix=f".{first}") as writer:
+            for at, loss in list(zip(STEPS, LOSSES, strict=True))[first:last]:
+                writer.add_scalar("loss", loss, at)
+    return folder / "tb"
+
+
 def mlflow_folder(folder):
     metrics = folder / "mlruns" / "0" / "abc" / "metrics"
     metrics.mkdir(parents=True)
@@ -129,6 +138,11 @@ def test_values_without_steps_are_counted(tmp_path):
     (tmp_path / "plain.csv").write_text("loss\n2\n1\n")
     curve = read_curve(tmp_path / "plain.csv", "loss")
     assert (curve.steps.tolist(), curve.counted) == ([1, 2], True)
+
+
+def test_event_files_of_a_resumed_run_are_one_curve(tmp_path):
+    curve = read_curve(resumed_tensorboard_folder(tmp_path), "loss")
+    assert (curve.steps.tolist(), curve.values.tolist(), curve.repeated) == (STEPS, LOSSES, 1)
 
 
 def test_later_values_replace_earlier_ones_and_nan_is_kept(tmp_path):
