@@ -101,18 +101,19 @@ def _not_excluded(arm: LoggedArm) -> str:
     """Return the sentence on what finite runs of an arm cannot exclude."""
     if math.isnan(arm.unseen):
         return ""
-    finite = sum(math.isfinite(run.value) for run in arm.runs)
+    if failed := sum(not math.isfinite(run.value) for run in arm.runs):
+        share = f"{failed} of {len(arm.runs)} runs"
+        return f"{arm.name}: {share} failed, and up to {percent(arm.unseen)} of all may (95 % confidence)"
     return (
         f"{arm.name}: up to {percent(arm.unseen)} of its runs may fail, or end worse than the worst of these "
-        f"{counted(finite, 'run')} (95 % confidence, for any distribution)"
+        f"{counted(len(arm.runs), 'run')} (95 % confidence, for any distribution)"
     )
 
 
 def _overturned(comparison: LogComparison) -> list[str]:
     """Return what would overturn each verdict."""
     return [
-        f"{arm.name}: one more run of it that ends at {number(arm.overturned_at)}, or beyond, would end the verdict "
-        f"{arm.verdict!r}"
+        f"{arm.name}: one more run of it that ends at {number(arm.overturned_at)} would end the verdict {arm.verdict!r}"
         for arm in comparison.arms
         if math.isfinite(arm.overturned_at)
     ]

@@ -28,7 +28,7 @@ from mptrain.system.errors import DataError, EnvironmentRefused, suggest
 from mptrain.system.files import open_to_read, read_bytes
 
 #: Names of the column with the training step, in the order in which they are looked for.
-STEPS = ("step", "global_step", "trainer/global_step", "Step", "iteration", "iter", "_step")
+STEPS = ("step", "global_step", "trainer/global_step", "Step", "iteration", "Iteration", "iter", "_step")
 
 #: Most bytes of a line; more is no log.
 _LONGEST = 1 << 20
@@ -82,6 +82,8 @@ def read_curve(path: Path, metric: str) -> Curve:
     if np.any(numbers[1:] <= numbers[:-1]):
         last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]  # later values replace earlier ones
         numbers, found, repeated = numbers[last], found[last], len(numbers) - len(last)
+    if file == path.parent:  # a database of several runs
+        digest = hashlib.sha256(f"{digest}/{path.name}".encode()).hexdigest()
     return Curve(str(path), form, numbers, found, repeated, counted, digest)
 
 
@@ -127,7 +129,7 @@ def _format_of_folder(path: Path) -> tuple[str, Path, Callable[[Path, str], _Val
         return "MLflow", path / "metrics", _mlflow
     if found := [*path.glob("*.wandb")]:
         return "Weights & Biases", found[0], _wandb
-    raise DataError(f"{path} has no log that can be read", "give the file itself")
+    raise DataError(f"{path} has no log that can be read", "give the log itself, or the folder of one run: 'DIR/*'")
 
 
 def _csv(file: Path, metric: str) -> _Values:
@@ -136,7 +138,9 @@ def _csv(file: Path, metric: str) -> _Values:
         csv.field_size_limit(_LONGEST)
         rows = csv.reader(text, delimiter="\t" if file.suffix == ".tsv" else ",")
         try:
-            head = next(rows, [])
+            head = [name.strip() for name in next(rows, [])]
+            if len(head) == 1 and ";" in head[0]:
+                raise DataError(f"{file} is separated by semicolons", "write commas (.csv) or tabs (.tsv)")
             _refuse_charts(file, head, metric)
             if metric not in head:
                 raise _unknown(file, metric, head)
@@ -225,8 +229,10 @@ def _from_rows(file: Path, rows: Iterable[Row], metric: str) -> _Values:
 
 def _number(file: Path, number: int, name: str, value: Any) -> float:
     try:
+        if isinstance(value, bool) or "_" in str(value):  # Python's own spelling of large numbers
+            raise ValueError
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise _damaged(file, number, f"{name} is {value!r}, not a number") from None
 
 

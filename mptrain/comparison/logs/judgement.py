@@ -7,17 +7,20 @@ level of 5 % is divided by the number of arms and of looks (Bonferroni), so it h
 
 from __future__ import annotations
 
+import fnmatch
 import glob
+import hashlib
 import math
 import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from scipy import special
 
 from mptrain.comparison.logs.curves import Curve, read_curve
 from mptrain.comparison.logs.means import (
@@ -38,10 +41,24 @@ Word = Literal[
 
 _ALIKE = "all runs end at the same value, as copies or runs of one seed do"
 
+#: Fewer values may be equal in two runs by chance.
+_FEW = 10
+
+#: Number of values at the end of a log by which its rounding is told.
+_LOOKED_AT = 200
+
 #: Level of all tests together.
 ALPHA = 0.05
 
-_LOWER = re.compile(r"loss|perplexity|ppl|error|nats|bpb|bits|wer|cer|fid", re.IGNORECASE)
+#: Words in names of metrics, by which a direction is known.
+_LOWER = re.compile(
+    r"loss|losses|nll|ce|entropy|xent|mse|rmse|mae|mape|errors?|err|perplexity|ppl|nats|bits|bp[bcd]|[wct]er|eer|fid"
+)
+_HIGHER = re.compile(
+    r"acc|accuracy|top\d+|f1|precision|recall|auc|auroc|map|ap|m?iou|dice|psnr|ssim|bleu|rouge|chrf|score|reward|return"
+)
+
+_ALIKE = "all runs end at the same value, as copies or runs of one seed do"
 
 
 @dataclass(frozen=True)
@@ -72,7 +89,10 @@ class Question:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """Run of an arm: its log, and the value at which it is compared; NaN or infinite if it failed there."""
+    """Run of an arm: its log, and the value at which it is compared; NaN or infinite if it failed there.
+
+    ``rounded_to`` is the step, a power of ten, to which its log rounds values; 0 if it does not.
+    """
 
     path: str
     form: str
@@ -80,6 +100,7 @@ class LoggedRun:
     step: int
     value: float
     seed: str = ""
+    rounded_to: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,13 +144,17 @@ class LogComparison:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether a lower value of a metric is better, as its name says: a loss, a perplexity or an error."""
-    return bool(_LOWER.search(metric))
+    """Return whether a lower value of a metric is better, as a word of its name says; raise UsageError if none does."""
+    words = re.split(r"[^a-z0-9]+", metric.lower())
+    lower, higher = any(map(_LOWER.fullmatch, words)), any(map(_HIGHER.fullmatch, words))
+    if lower == higher:
+        raise UsageError(f"is a lower or a higher {metric} better?", "say it: --better lower, or --better higher")
+    return lower
 
 
 def compare(
     *,
-    logs: Mapping[str, str | Sequence[str]],
+    logs: Mapping[str, str | Path | Sequence[str | Path]],
     metric: str,
     margin: float | None = None,
     target: float | None = None,
@@ -158,6 +183,11 @@ def compare(
         UsageError: The question cannot be asked so.
         DataError: A log is damaged, or the runs cannot be compared at the same point.
     """
+    if not isinstance(logs, Mapping) or not logs or any(not paths for paths in logs.values()):
+        raise UsageError("compare --logs needs arms", "name at least one log of each: {'bf16': 'logs/bf16-*.csv'}")
+    if looks < 1 or better not in (None, "lower", "higher") or (target is not None and not math.isfinite(target)):
+        what = f"looks={looks}, better={better}, target={target}"
+        raise UsageError(what, "looks is 1 or more, better is lower or higher, and a target is finite")
     if target is None and not (margin and 0 < margin < math.inf):
         raise UsageError(
             "compare --logs needs --margin",
@@ -172,12 +202,21 @@ def compare(
         form=form,
         margin=margin or 0.0,
         target=math.nan if target is None else target,
-        at=at,
+        at=str(at),
         paired=pair,
         looks=looks,
-        lower_is_better=lower_is_better(metric) if better is None else better == "lower",
+        lower_is_better=better != "higher",
     )
-    arms = {name: [paths] if isinstance(paths, str) else list(paths) for name, paths in logs.items()}
+    arms = {
+        name: [str(one) for one in ([paths] if isinstance(paths, str | Path) else paths)]
+        for name, paths in logs.items()
+    }
+    if better is None:
+        try:
+            question = replace(question, lower_is_better=lower_is_better(metric))
+        except UsageError:
+            _curves(next(iter(arms.values())), question)  # a name that no log has is said first
+            raise
     return compare_logs(arms, question, reference or "")
 
 
@@ -202,6 +241,8 @@ def compare_logs(arms: Mapping[str, Sequence[str]], question: Question, referenc
         raise UsageError("one arm cannot be compared", "give a second ARM=LOGS, or a number with --target")
     curves = {name: _curves(paths, question) for name, paths in arms.items()}
     _refuse_copies(curves)
+    if question.paired:
+        _require_pairs(curves, reference)
     at = _point(question, [one for some in curves.values() for _, one in some])
     runs = {name: tuple(_run(curve, seed, at) for seed, curve in some) for name, some in curves.items()}
     judged = [name for name in names if question.form == "beats target" or name != reference]
@@ -223,29 +264,42 @@ def _curves(paths: Sequence[str], question: Question) -> list[tuple[str, Curve]]
                 f"{pattern} does not say which runs belong together", "write {seed} where their names differ"
             )
         found_there = glob.glob(f"{before}*{after}" if placeholder else pattern)  # noqa: PTH207 - absolute ones too
+        if "*{seed}" in pattern or "{seed}*" in pattern:
+            raise UsageError(f"{pattern}: where does a seed end?", "{seed} cannot stand beside *")
         places = sorted(found_there) or [pattern]
         if places == [pattern] and not Path(pattern).exists() and not Path(pattern).parent.is_file():
-            raise DataError(f"there is no log {pattern}", "quote patterns, so that the shell leaves them as they are")
-        seed = re.compile(f"{_as_regex(before)}(.*?){_as_regex(after)}", re.DOTALL) if placeholder else None
+            hint = "check the path; in a pattern [ is written [[]"
+            raise DataError(f"there is no log {pattern}", hint)
+        as_regex = fnmatch.translate(pattern.replace("{seed}", "SEED0"))
+        seed = re.compile(as_regex.replace("SEED0", "(?P<seed>.+?)")) if placeholder else None
         for place in places:
             named = seed.fullmatch(place) if seed else None
-            found.append((named[1] if named else "", read_curve(Path(place), question.metric)))
+            found.append((named["seed"] if named else "", read_curve(Path(place), question.metric)))
     if question.paired and (twice := [name for name, n in Counter(name for name, _ in found).items() if n > 1]):
         raise UsageError(f"two runs of an arm have the seed {twice[0]}", "an arm has one run for each")
     return found
 
 
-def _as_regex(pattern: str) -> str:
-    return "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
-
-
 def _refuse_copies(curves: Mapping[str, Sequence[tuple[str, Curve]]]) -> None:
+    """Raise DataError for a log that is there twice, in another format too; a few values may be equal by chance."""
     seen: dict[str, str] = {}
     for some in curves.values():
         for _, curve in some:
-            if other := seen.get(curve.digest):
-                raise DataError(f"{other} and {curve.path} are the same log", "give each run once")
-            seen[curve.digest] = curve.path
+            content = hashlib.sha256(curve.steps.tobytes() + curve.values.tobytes()).hexdigest()
+            for same in (str(Path(curve.path).resolve()), *([content] if len(curve.values) >= _FEW else [])):
+                if other := seen.get(same):
+                    raise DataError(f"{other} and {curve.path} are the same log", "give each run once")
+                seen[same] = curve.path
+
+
+def _require_pairs(curves: Mapping[str, Sequence[tuple[str, Curve]]], reference: str) -> None:
+    """Raise UsageError if a run has no partner."""
+    seeds = {name: {seed for seed, _ in some} for name, some in curves.items()}
+    for name, own in seeds.items():
+        if alone := sorted(own ^ seeds[reference]):
+            there, other = (name, reference) if alone[0] in own else (reference, name)
+            why = f"{there} has a run with seed {alone[0]}, and {other} has none"
+            raise UsageError(why, "leave it out, or compare without --pair")
 
 
 @dataclass(frozen=True)
@@ -254,7 +308,6 @@ class _Point:
 
     step: int
     values: int = 1
-    words: str = field(default="")
 
 
 def _point(question: Question, curves: Sequence[Curve]) -> _Point:
@@ -270,7 +323,14 @@ def _point(question: Question, curves: Sequence[Curve]) -> _Point:
                 f"the runs end at different steps: {first} at {ends[first]:,}, {last} at {ends[last]:,}",
                 f"compare them where all are, with --at step={_common(curves)}, or leave the shorter ones out",
             )
-        return _Point(min(ends.values()), int(number or 1))
+        count = int(number or 1)
+        begins = {int(curve.steps[-count]) for curve in curves if len(curve.steps) >= count}
+        if len(begins) > 1:
+            raise DataError(
+                f"the last {count:,} values begin at steps from {min(begins):,} to {max(begins):,}",
+                "the runs are logged at different steps: compare them at one, --at step=N",
+            )
+        return _Point(min(ends.values()), count)
     wanted = int(number)
     for curve in curves:
         if wanted not in curve.steps:
@@ -295,7 +355,8 @@ def _run(curve: Curve, seed: str, at: _Point) -> LoggedRun:
             f"{curve.path} has {counted(until, 'value')}, not {at.values:,}", "choose a smaller --at last=N"
         )
     value = float(np.mean(curve.values[until - at.values : until]))
-    return LoggedRun(curve.path, curve.form, curve.digest, at.step, value, seed)
+    step = rounding_step(curve.values[-_LOOKED_AT:].tolist())
+    return LoggedRun(curve.path, curve.form, curve.digest, at.step, value, seed, step)
 
 
 def _judge(
@@ -305,11 +366,11 @@ def _judge(
     arm = LoggedArm(
         name=name,
         runs=tuple(runs),
-        mean=mean_interval(values, rounding=_rounding(values)) if values else None,
+        mean=mean_interval(values, rounding=_rounding(runs)) if values else None,
         difference=None,
         power=math.nan,
         runs_needed=None,
-        unseen=unseen_share(len(values)) if values else math.nan,
+        unseen=_unseen(len(runs) - len(values), len(runs)),
         overturned_at=math.nan,
         verdict="reference",
         why="the other arms are compared with it",
@@ -329,30 +390,49 @@ def _overturned_at(
     if arm.verdict == "undecided" or question.paired or len(values) < len(arm.runs):
         return math.nan
     worse = 1.0 if question.lower_is_better else -1.0
-    towards, mean = (-worse if arm.verdict == "worse" else worse), statistics.mean(values)
+    mean, step = statistics.mean(values), _rounded_to(arm.runs)
 
     def changes(by: float) -> bool:
-        value = mean + towards * by
-        more = replace(arm, runs=(*arm.runs, LoggedRun("", "", "", 0, value)))
+        value = round((mean + by) / step) * step if step else mean + by  # as the log would round it
+        more = replace(arm, runs=(*arm.runs, replace(arm.runs[0], value=value)))
         return _against(more, [*values, value], reference, question, alpha, planned=False).verdict != arm.verdict
 
-    low, high = 0.0, question.margin / 8
-    while not changes(high):
-        low, high = high, 2 * high
-        if high > 1e6 * question.margin:
-            return math.nan
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (low, middle) if changes(middle) else (middle, high)
-    return float(mean + towards * high)
+    def nearest(towards: float) -> float:
+        low, high = 0.0, question.margin / 8
+        while not changes(towards * high):
+            low, high = high, 2 * high
+            if high > 1e6 * question.margin:
+                return math.inf
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (low, middle) if changes(towards * middle) else (middle, high)
+        return high
+
+    if changes(0.0):  # one more run alone does, as the rest is so close to the limit
+        return math.nan
+    sides = [worse, -worse] if arm.verdict == "equivalent" else [-worse if arm.verdict == "worse" else worse]
+    by, towards = min((nearest(towards), towards) for towards in sides)
+    return float(mean + towards * by) if math.isfinite(by) else math.nan
+
+
+def _unseen(failed: int, runs: int) -> float:
+    """Return the largest share of runs that may fail, or do what none did, at 95 % confidence (Clopper and Pearson)."""
+    if failed == runs:
+        return 1.0
+    return float(special.betaincinv(failed + 1, runs - failed, 0.95)) if failed else unseen_share(runs)
 
 
 def _finite(runs: Sequence[LoggedRun]) -> list[float]:
     return [run.value for run in runs if math.isfinite(run.value)]
 
 
-def _rounding(values: Sequence[float]) -> float:
-    return rounding_spread(rounding_step(values))
+def _rounding(runs: Sequence[LoggedRun]) -> float:
+    """Return the standard deviation of the rounding error of a value of an arm, whose logs round alike."""
+    return rounding_spread(_rounded_to(runs))
+
+
+def _rounded_to(runs: Sequence[LoggedRun]) -> float:
+    return min((run.rounded_to for run in runs), default=0.0)  # a coarser step is one by chance
 
 
 def _against(
@@ -371,22 +451,35 @@ def _against(
         seeds = {run.seed: run.value for run in reference if math.isfinite(run.value)}
         pairs = [(run.value, seeds[run.seed]) for run in arm.runs if run.seed in seeds and math.isfinite(run.value)]
         values, others = [one for one, _ in pairs], [other for _, other in pairs]
+    what = (
+        f"{failed[0]} of {len(arm.runs)} runs of it and {failed[1]} of {len(reference)} of the reference are not "
+        "finite there"
+    )
     if min(len(values), len(others)) < 2:
+        if any(failed):
+            return replace(arm, verdict="undecided", why=f"{what}, and fewer than two of one arm are left")
         return replace(arm, verdict="undecided", why=_too_few(arm, values, others, question, alpha))
     if max(len({*values}), len({*others})) == 1:
         return replace(arm, verdict="undecided", why=_ALIKE)
-    rounding, power, needed = _rounding([*values, *others]), math.nan, None
-    bad = 1 if question.lower_is_better else -1
+    rounding, power, needed = (_rounding(arm.runs), _rounding(reference)), math.nan, None
+    bad, skewed = 1 if question.lower_is_better else -1, ""
     if question.paired:
         differences = [one - other for one, other in zip(values, others, strict=True)]
-        both = rounding * math.sqrt(2)
+        both = math.hypot(*rounding)
         outer, inner = (mean_interval(differences, level, both) for level in (1 - alpha, 1 - 2 * alpha))
         found = equivalence(differences, question.margin, alpha, both)
-        power, needed, inside = found.power, found.pairs_for_80, found.holds
+        inside = found.holds
+        if question.form == "equivalent":
+            power, needed = found.power, found.pairs_for_80
+            if found.p_bootstrap is not None:
+                skewed = f"; the differences are skewed, bootstrap-t p = {found.p_bootstrap:.2g}"
     else:
         outer, inner = (difference_of_means(values, others, level, rounding) for level in (1 - alpha, 1 - 2 * alpha))
         if planned:
-            spreads = math.hypot(statistics.stdev(values), rounding), math.hypot(statistics.stdev(others), rounding)
+            spreads = (
+                math.hypot(statistics.stdev(values), rounding[0]),
+                math.hypot(statistics.stdev(others), rounding[1]),
+            )
             one, runs = question.form == "not inferior", (len(values), len(others))
             power = power_of_equivalence(spreads, runs, question.margin, alpha, one_sided=one)
             needed = runs_for_power(spreads, question.margin, alpha, one_sided=one)
@@ -395,12 +488,8 @@ def _against(
     differs = outer.low > 0 or outer.high < 0
     word: Word
     if any(failed):
-        what = (
-            f"{failed[0]} of {len(arm.runs)} runs of it and {failed[1]} of {len(reference)} of the reference are not "
-            "finite there"
-        )
         verdict: tuple[Word, str] = "undecided", f"{what}: those that are left are a biased selection"
-        if differs and outer.mean * bad > 0:
+        if differs and outer.mean * bad > 0 and not failed[1]:
             verdict = "worse", f"{_in_words(outer, 1 - alpha)}; also, {what}"
         return replace(arm, difference=outer, power=power, runs_needed=needed, verdict=verdict[0], why=verdict[1])
     if question.form == "not inferior":
@@ -414,8 +503,13 @@ def _against(
         word = "worse" if outer.mean * bad > 0 else "better"
         why = _in_words(outer, 1 - alpha)
     else:
-        word, why = "undecided", f"{_in_words(inner, 1 - 2 * alpha)}, not within ±{question.margin:g}"
-    if word == "undecided" and planned:
+        within = -question.margin < inner.low and inner.high < question.margin
+        word, why = (
+            "undecided",
+            f"{_in_words(inner, 1 - 2 * alpha)}, {'' if within else 'not '}within ±{question.margin:g}",
+        )
+    why += skewed
+    if word == "undecided" and planned and not (skewed or (needed is None and question.paired)):
         why += f"; {_runs_in_words(needed, 'pairs' if question.paired else 'runs of each arm')}"
     return replace(arm, difference=outer, power=power, runs_needed=needed, verdict=word, why=why)
 
@@ -429,7 +523,7 @@ def _against_target(arm: LoggedArm, values: list[float], question: Question, alp
         return replace(arm, verdict="undecided", why="one run says nothing of how much runs differ: give two or more")
     if len({*values}) == 1:
         return replace(arm, verdict="undecided", why=_ALIKE)
-    found = difference_of_means(values, question.target, 1 - 2 * alpha, _rounding(values))
+    found = difference_of_means(values, question.target, 1 - 2 * alpha, (_rounding(arm.runs), 0.0))
     bad = 1 if question.lower_is_better else -1
     beats, misses = (found.high < 0, found.low > 0) if bad > 0 else (found.low > 0, found.high < 0)
     word: Word = "beats target" if beats else "misses target" if misses else "undecided"
@@ -443,8 +537,8 @@ def _too_few(arm: LoggedArm, values: list[float], others: list[float], question:
     many = max((values, others), key=len)
     if len(many) < 2 or question.paired:
         return f"{why}: give two or more of each"
-    spread = math.hypot(statistics.stdev(many), _rounding(many))
-    needed = runs_for_power((spread, spread), question.margin, alpha)
+    spread = math.hypot(statistics.stdev(many), _rounding(arm.runs))
+    needed = runs_for_power((spread, spread), question.margin, alpha, one_sided=question.form == "not inferior")
     as_others = f"if they differ as those of the other arm (standard deviation {spread:.3g})"
     return f"{why}; {as_others}, {_runs_in_words(needed, 'runs of each arm')}"
 
@@ -456,16 +550,16 @@ def _runs_in_words(needed: int | None, what: str) -> str:
 
 
 def _in_words(found: Interval, level: float) -> str:
-    return f"difference {found.mean:+.4g}, {100 * level:.4g} % CI {found.low:+.4g} to {found.high:+.4g}"
+    return f"difference {found.mean:+.4g}, {100 * level:.6g} % CI {found.low:+.4g} to {found.high:+.4g}"
 
 
 def _notes(
     curves: Mapping[str, Sequence[tuple[str, Curve]]], question: Question, at: _Point, judged: Sequence[str]
 ) -> list[str]:
     every = [curve for some in curves.values() for _, curve in some]
-    notes = [
-        f"compared at step {at.step:,}" + (f", by the mean of the last {at.values:,} values" if at.values > 1 else "")
-    ]
+    mean = f", by the mean of the last {at.values:,} values" if at.values > 1 else ""
+    better = "lower" if question.lower_is_better else "higher"
+    notes = [f"compared at step {at.step:,}{mean}; {better} is better"]
     if repeated := [curve for curve in every if curve.repeated]:
         twice = "steps are there twice, as after a resume; the later values count"
         notes.append(f"{listed([one.path for one in repeated], 3)}: {twice}")

@@ -24,18 +24,23 @@ MOST_RUNS = 1_000
 
 
 def difference_of_means(
-    values: Sequence[float], reference: Sequence[float] | float, level: float, rounding: float = 0.0
+    values: Sequence[float],
+    reference: Sequence[float] | float,
+    level: float,
+    rounding: tuple[float, float] = (0.0, 0.0),
 ) -> Interval:
     """Return the mean of a sample less that of another, or less a number, with its confidence interval.
 
-    Each sample has at least two finite values. ``rounding`` is the standard deviation of the rounding error of a value.
+    Each sample has at least two finite values. ``rounding`` are standard deviations of the rounding error of a value of
+    either sample.
     ``n`` and ``spread`` of the result are the size of the smaller sample, and the standard error times sqrt(n).
     """
     samples = [values] if isinstance(reference, int | float) else [values, reference]
     other = reference if isinstance(reference, int | float) else statistics.mean(reference)
     n = min(map(len, samples))
     mean = float(statistics.mean(values) - other)
-    error = math.sqrt(sum((statistics.variance(one) + rounding**2) / len(one) for one in samples))
+    variances = ((statistics.variance(one) + by**2) / len(one) for one, by in zip(samples, rounding, strict=False))
+    error = math.sqrt(sum(variances))
     half = float(special.stdtrit(n - 1, (1 + level) / 2)) * error
     return Interval(mean, mean - half, mean + half, error * math.sqrt(n), n, level)
 
@@ -46,16 +51,14 @@ def power_of_equivalence(
     """Return the probability that two equal arms are found equivalent, or with ``one_sided`` one not inferior.
 
     ``spreads`` are the standard deviations over runs of both arms, whose values are taken to be normal, and ``runs``
-    their numbers, each at least 2; the spread of a number in place of an arm is 0. By simulation from a fixed seed.
+    their numbers, each at least 2. By simulation from a fixed seed.
     """
     draws = np.random.default_rng(0)
     difference, variance = np.zeros(_DRAWS), np.zeros(_DRAWS)
     for spread, n in zip(spreads, runs, strict=True):
-        if spread:
-            difference += draws.standard_normal(_DRAWS) * spread / math.sqrt(n)
-            variance += spread**2 / n * draws.chisquare(n - 1, _DRAWS) / (n - 1)
-    compared = [n for spread, n in zip(spreads, runs, strict=True) if spread] or [2]
-    half = float(special.stdtrit(min(compared) - 1, 1 - alpha)) * np.sqrt(variance)
+        difference += draws.standard_normal(_DRAWS) * spread / math.sqrt(n)
+        variance += spread**2 / n * draws.chisquare(n - 1, _DRAWS) / (n - 1)
+    half = float(special.stdtrit(min(runs) - 1, 1 - alpha)) * np.sqrt(variance)
     below, above = difference + half < margin, difference - half > -margin
     return float(np.mean(below if one_sided else below & above))
 
