@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -185,11 +185,12 @@ def pairs_for_power(
     ``spread`` is the true standard deviation of the paired differences, 0 or more. None if ``most`` pairs
     do not suffice.
     """
+    return fewest(lambda pairs: tost_power(margin, spread / math.sqrt(pairs), pairs - 1, alpha) >= power, most)
 
-    def enough(pairs: int) -> bool:
-        return tost_power(margin, spread / math.sqrt(pairs), pairs - 1, alpha) >= power
 
-    low, high = 1, 2  # power grows with the pairs: double high until it suffices, then bisect (low, high]
+def fewest(enough: Callable[[int], bool], most: int = MOST_PAIRS) -> int | None:
+    """Return the smallest number, at least 2, that is enough, as all above it are; None if ``most`` is not."""
+    low, high = 1, 2  # double high until it suffices, then bisect (low, high]
     while not enough(high):
         if high == most:
             return None

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -435,6 +435,25 @@ def _rounded_to(runs: Sequence[LoggedRun]) -> float:
     return min((run.rounded_to for run in runs), default=0.0)  # a coarser step is one by chance
 
 
+class _Tests(NamedTuple):
+    """Tests of an arm against a reference.
+
+    Attributes:
+        outer: Interval of the difference for "better" and "worse".
+        inner: That of the one-sided tests.
+        inside: Equivalence holds.
+        power: Of finding equal arms equivalent (not inferior), and ``needed``: the runs or pairs for 80 % of it.
+        note: Further test that has to agree, in words; empty for none.
+    """
+
+    outer: Interval
+    inner: Interval
+    inside: bool
+    power: float = math.nan
+    needed: int | None = None
+    note: str = ""
+
+
 def _against(
     arm: LoggedArm,
     values: list[float],
@@ -451,67 +470,93 @@ def _against(
         seeds = {run.seed: run.value for run in reference if math.isfinite(run.value)}
         pairs = [(run.value, seeds[run.seed]) for run in arm.runs if run.seed in seeds and math.isfinite(run.value)]
         values, others = [one for one, _ in pairs], [other for _, other in pairs]
-    what = (
-        f"{failed[0]} of {len(arm.runs)} runs of it and {failed[1]} of {len(reference)} of the reference are not "
-        "finite there"
-    )
+    of_runs = f"{failed[0]} of {len(arm.runs)} runs of it and {failed[1]} of {len(reference)} of the reference"
+    not_finite = f"{of_runs} are not finite there" if any(failed) else ""
     if min(len(values), len(others)) < 2:
-        if any(failed):
-            return replace(arm, verdict="undecided", why=f"{what}, and fewer than two of one arm are left")
-        return replace(arm, verdict="undecided", why=_too_few(arm, values, others, question, alpha))
+        few = _too_few(arm, reference, values, others, question, alpha)
+        why = f"{not_finite}, and fewer than two of one arm are left" if not_finite else few
+        return replace(arm, verdict="undecided", why=why)
     if max(len({*values}), len({*others})) == 1:
         return replace(arm, verdict="undecided", why=_ALIKE)
-    rounding, power, needed = (_rounding(arm.runs), _rounding(reference)), math.nan, None
-    bad, skewed = 1 if question.lower_is_better else -1, ""
-    if question.paired:
-        differences = [one - other for one, other in zip(values, others, strict=True)]
-        both = math.hypot(*rounding)
-        outer, inner = (mean_interval(differences, level, both) for level in (1 - alpha, 1 - 2 * alpha))
-        found = equivalence(differences, question.margin, alpha, both)
-        inside = found.holds
-        if question.form == "equivalent":
-            power, needed = found.power, found.pairs_for_80
-            if found.p_bootstrap is not None:
-                skewed = f"; the differences are skewed, bootstrap-t p = {found.p_bootstrap:.2g}"
+    rounding = _rounding(arm.runs), _rounding(reference)
+    make = _paired_tests if question.paired else _unpaired_tests
+    tests = make(values, others, rounding, question, alpha, planned=planned)
+    is_worse = (tests.outer.low > 0) if question.lower_is_better else (tests.outer.high < 0)
+    if not not_finite:
+        word, why = _decide(tests, question, alpha, is_worse=is_worse)
+    elif is_worse and not failed[1]:
+        word, why = "worse", f"{_in_words(tests.outer, 1 - alpha)}; also, {not_finite}"
     else:
-        outer, inner = (difference_of_means(values, others, level, rounding) for level in (1 - alpha, 1 - 2 * alpha))
-        if planned:
-            spreads = (
-                math.hypot(statistics.stdev(values), rounding[0]),
-                math.hypot(statistics.stdev(others), rounding[1]),
-            )
-            one, runs = question.form == "not inferior", (len(values), len(others))
-            power = power_of_equivalence(spreads, runs, question.margin, alpha, one_sided=one)
-            needed = runs_for_power(spreads, question.margin, alpha, one_sided=one)
-        inside = -question.margin < inner.low and inner.high < question.margin
-    worst = inner.high if bad > 0 else -inner.low  # of the one-sided interval, in the direction that is worse
-    differs = outer.low > 0 or outer.high < 0
-    word: Word
-    if any(failed):
-        verdict: tuple[Word, str] = "undecided", f"{what}: those that are left are a biased selection"
-        if differs and outer.mean * bad > 0 and not failed[1]:
-            verdict = "worse", f"{_in_words(outer, 1 - alpha)}; also, {what}"
-        return replace(arm, difference=outer, power=power, runs_needed=needed, verdict=verdict[0], why=verdict[1])
+        word, why = "undecided", f"{not_finite}: those that are left are a biased selection"
+    return replace(arm, difference=tests.outer, power=tests.power, runs_needed=tests.needed, verdict=word, why=why)
+
+
+def _paired_tests(
+    values: list[float],
+    others: list[float],
+    rounding: tuple[float, float],
+    question: Question,
+    alpha: float,
+    *,
+    planned: bool,
+) -> _Tests:
+    differences = [one - other for one, other in zip(values, others, strict=True)]
+    both = math.hypot(*rounding)
+    outer, inner = (mean_interval(differences, level, both) for level in (1 - alpha, 1 - 2 * alpha))
+    found = equivalence(differences, question.margin, alpha, both)
+    if question.form != "equivalent":
+        return _Tests(outer, inner, found.holds)
+    skewed = found.p_bootstrap is not None
+    note = f"; the differences are skewed, bootstrap-t p = {found.p_bootstrap:.2g}" if skewed else ""
+    return _Tests(outer, inner, found.holds, found.power, found.pairs_for_80, note)
+
+
+def _unpaired_tests(
+    values: list[float],
+    others: list[float],
+    rounding: tuple[float, float],
+    question: Question,
+    alpha: float,
+    *,
+    planned: bool,
+) -> _Tests:
+    outer, inner = (difference_of_means(values, others, level, rounding) for level in (1 - alpha, 1 - 2 * alpha))
+    tests = _Tests(outer, inner, _is_within(inner, question.margin))
+    if not planned:
+        return tests
+    one, other = (math.hypot(statistics.stdev(some), by) for some, by in zip((values, others), rounding, strict=True))
+    runs, one_sided = (len(values), len(others)), question.form == "not inferior"
+    return tests._replace(
+        power=power_of_equivalence((one, other), runs, question.margin, alpha, one_sided=one_sided),
+        needed=runs_for_power((one, other), question.margin, alpha, one_sided=one_sided),
+    )
+
+
+def _is_within(found: Interval, margin: float) -> bool:
+    return -margin < found.low and found.high < margin
+
+
+def _decide(tests: _Tests, question: Question, alpha: float, *, is_worse: bool) -> tuple[Word, str]:
+    """Return the verdict on an arm whose runs are all finite, and its reason."""
+    outer, inner, margin = tests.outer, tests.inner, question.margin
+    wide, narrow = _in_words(outer, 1 - alpha), _in_words(inner, 1 - 2 * alpha)
     if question.form == "not inferior":
-        holds = worst < question.margin
-        word = "not inferior" if holds else "worse" if differs and outer.mean * bad > 0 else "undecided"
-        bound = f"at most {worst:.4g} worse ({1 - alpha:.3g} one-sided), margin {question.margin:g}"
-        why = f"{_in_words(outer, 1 - alpha)}; {bound}"
-    elif inside:
-        word, why = "equivalent", f"{_in_words(inner, 1 - 2 * alpha)}, within ±{question.margin:g}"
-    elif differs:
-        word = "worse" if outer.mean * bad > 0 else "better"
-        why = _in_words(outer, 1 - alpha)
+        worst = inner.high if question.lower_is_better else -inner.low
+        why = f"{wide}; at most {worst:.4g} worse ({1 - alpha:.3g} one-sided), margin {margin:g}"
+        if worst < margin:
+            return "not inferior", why
+    elif tests.inside:
+        return "equivalent", f"{narrow}, within ±{margin:g}{tests.note}"
+    elif is_worse or outer.low > 0 or outer.high < 0:
+        return "worse" if is_worse else "better", wide + tests.note
     else:
-        within = -question.margin < inner.low and inner.high < question.margin
-        word, why = (
-            "undecided",
-            f"{_in_words(inner, 1 - 2 * alpha)}, {'' if within else 'not '}within ±{question.margin:g}",
-        )
-    why += skewed
-    if word == "undecided" and planned and not (skewed or (needed is None and question.paired)):
-        why += f"; {_runs_in_words(needed, 'pairs' if question.paired else 'runs of each arm')}"
-    return replace(arm, difference=outer, power=power, runs_needed=needed, verdict=word, why=why)
+        why = f"{narrow}, {'' if _is_within(inner, margin) else 'not '}within ±{margin:g}{tests.note}"
+    if question.form == "not inferior" and is_worse:
+        return "worse", why
+    if tests.note or math.isnan(tests.power):
+        return "undecided", why
+    what = "pairs" if question.paired else "runs of each arm"
+    return "undecided", f"{why}; {_runs_in_words(tests.needed, what)}"
 
 
 def _against_target(arm: LoggedArm, values: list[float], question: Question, alpha: float) -> LoggedArm:
@@ -531,13 +576,20 @@ def _against_target(arm: LoggedArm, values: list[float], question: Question, alp
     return replace(arm, difference=found, verdict=word, why=why)
 
 
-def _too_few(arm: LoggedArm, values: list[float], others: list[float], question: Question, alpha: float) -> str:
+def _too_few(
+    arm: LoggedArm,
+    reference: Sequence[LoggedRun],
+    values: list[float],
+    others: list[float],
+    question: Question,
+    alpha: float,
+) -> str:
     """Return why one run of an arm decides nothing, and how many would, by the spread of the other arm."""
     why = "one run of an arm says nothing of how much its runs differ"
-    many = max((values, others), key=len)
+    many, runs = (values, arm.runs) if len(values) > len(others) else (others, reference)
     if len(many) < 2 or question.paired:
         return f"{why}: give two or more of each"
-    spread = math.hypot(statistics.stdev(many), _rounding(arm.runs))
+    spread = math.hypot(statistics.stdev(many), _rounding(runs))
     needed = runs_for_power((spread, spread), question.margin, alpha, one_sided=question.form == "not inferior")
     as_others = f"if they differ as those of the other arm (standard deviation {spread:.3g})"
     return f"{why}; {as_others}, {_runs_in_words(needed, 'runs of each arm')}"

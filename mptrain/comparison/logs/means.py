@@ -15,12 +15,10 @@ import numpy as np
 from scipy import special
 
 from mptrain.comparison.results import Interval
+from mptrain.comparison.statistics import fewest
 
 #: Draws of a simulation of power: its standard error is below half a point.
 _DRAWS = 20_000
-
-#: Most runs of an arm that `runs_for_power` considers.
-MOST_RUNS = 1_000
 
 
 def difference_of_means(
@@ -68,21 +66,9 @@ def runs_for_power(
 ) -> int | None:
     """Return the fewest runs of each arm, at least 2, with which equal arms are found equivalent with a power.
 
-    None if `MOST_RUNS` do not suffice.
+    None if 1,000 do not suffice.
     """
-
-    def enough(runs: int) -> bool:
-        return power_of_equivalence(spreads, (runs, runs), margin, alpha, one_sided=one_sided) >= power
-
-    low, high = 1, 2
-    while not enough(high):
-        if high == MOST_RUNS:
-            return None
-        low, high = high, min(2 * high, MOST_RUNS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return fewest(lambda runs: power_of_equivalence(spreads, (runs, runs), margin, alpha, one_sided=one_sided) >= power)
 
 
 def rounding_step(values: Sequence[float]) -> float:
