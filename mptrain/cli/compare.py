@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison, RunMeasures
 
 
+#: Arm with a log, of a comparison of logs; keys of settings with paths have a dot.
+_LOG = re.compile(r"[^.=]+=.*(\.(csv|tsv|jsonl|ndjson|wandb)|tfevents[^/]*)")
+
+
 def compare(arguments: Namespace) -> int | Outcome:
     """Train the arms of a comparison and compare them, or compare existing runs, and write a report.
 
@@ -71,6 +76,8 @@ def compare(arguments: Namespace) -> int | Outcome:
             "compare needs arms or runs",
             "write for example mptrain compare precision=fp32,amp_dynamic seed=0,1,2,3, or mptrain compare RUN RUN",
         )
+    if logs := [word for word in odd if _LOG.fullmatch(word)]:
+        raise UsageError(f"{logs[0]} is no setting", "to compare logs, add --logs, --metric NAME and --margin X")
     if places and odd:
         raise UsageError(
             f"compare takes either existing runs or KEY=VALUE arguments, not both: {places[0]} and {odd[0]}",

@@ -69,6 +69,12 @@ def test_without_arms_or_with_words_that_are_none_it_says_how_to_write_them(tmp_
         assert said in done.stderr
 
 
+def test_logs_without_the_option_are_told_of_it(tmp_path):
+    done = run_in_process("compare", "a=logs/a-*.csv", "b=logs/b-*.csv", "--metric", "loss", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: a=logs/a-*.csv is no setting")
+    assert "add --logs" in done.stderr
+
+
 def test_options_of_logs_are_refused_without_them(tmp_path):
     done = run_in_process("compare", "a", "b", "--target", "3", cwd=tmp_path)
     assert "--target" in done.stderr
