@@ -385,4 +385,5 @@ def _unknown(file: Path, metric: str, names: Sequence[str]) -> DataError:
 
 
 def _damaged(file: Path, number: int, why: str) -> DataError:
-    return DataError(f"{file}, line {number}: {why}", "correct the line, or export the log again")
+    unit = {".json": "entry", ".wandb": "record"}.get(file.suffix, "line")
+    return DataError(f"{file}, {unit} {number}: {why}", f"correct the {unit}, or export the log again")

@@ -172,6 +172,7 @@ def test_later_values_replace_earlier_ones_and_nan_is_kept(tmp_path):
         ("a.jsonl", "[1]\n", "a.jsonl, line 1: it is no object"),
         ("a.jsonl", '{"step": 1, "loss": {}}\n', "a.jsonl, line 1: loss is {}, not a number"),
         ("a.json", "{", "a.json is not JSON"),
+        ("a.json", '[{"step": 1, "loss": 2},\n\n3]', "a.json, entry 2: it is no object"),
         ("a.json", "{}", "a.json has no list of rows"),
         ("a.txt", "1 2\n", "a.txt is no log that can be read"),
     ],
