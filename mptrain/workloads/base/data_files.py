@@ -6,6 +6,7 @@ A search is within bounds, without cycles of links, and for regular files only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import os
 import stat
@@ -28,6 +29,16 @@ _NOT_DOWNLOADED = (OSError, RuntimeError, EOFError, HTTPException, TarError, Unp
 _UNREADABLE = (FileNotFoundError, NotADirectoryError, PermissionError, ProcessLookupError)
 
 
+@contextlib.contextmanager
+def _leaving_out_unreadable() -> Iterator[None]:
+    try:
+        with contextlib.suppress(*_UNREADABLE):
+            yield
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # that of the network of a process that has ended, below /proc
+            raise
+
+
 def walk(
     folder: str | Path, suffixes: Collection[str], *, links: bool = True
 ) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -48,7 +59,7 @@ def walk(
         others += 1
         folders: dict[str, str] = {}
         names = []
-        with contextlib.suppress(*_UNREADABLE), os.scandir(parent) as entries:
+        with _leaving_out_unreadable(), os.scandir(parent) as entries:
             for entry in entries:
                 if _is_folder(entry):
                     place = os.path.realpath(entry.path) if entry.is_symlink() else f"{within[-1]}/{entry.name}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import time
@@ -70,6 +72,22 @@ def test_every_data_set_with_a_path_is_tried():
         if any(line.strip().startswith(("root:", "path:")) for line in path.read_text().splitlines())
     }
     assert given - set(TAKES) == {"cifar10", "cifar100"}  # torchvision reads files of fixed names and digests
+
+
+@pytest.mark.parametrize(("number", "left_out"), [(errno.EINVAL, True), (errno.EACCES, True), (errno.EIO, False)])
+def test_a_folder_that_cannot_be_listed_is_left_out_and_a_failing_disk_is_not(number, left_out, tmp_path, monkeypatch):
+    (tmp_path / "net").mkdir()
+    (tmp_path / "a.png").touch()
+    scandir = os.scandir
+
+    def refusing(place):
+        if str(place).endswith("net"):
+            raise OSError(number, os.strerror(number), place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with contextlib.nullcontext() if left_out else pytest.raises(OSError, match="Input/output"):
+        assert [names for _, _, names in walk(tmp_path, (".png",))] == [["a.png"], []]
 
 
 def test_cycles_of_links_end_and_each_file_is_found_once(tmp_path):
