@@ -135,7 +135,6 @@ def _format_of_folder(path: Path) -> tuple[str, Path, Callable[[Path, str], _Val
 def _csv(file: Path, metric: str) -> _Values:
     steps, values = array("q"), array("d")
     with io.TextIOWrapper(open_to_read(file), encoding="utf-8-sig", errors="replace", newline="") as text:
-        csv.field_size_limit(_LONGEST)
         rows = csv.reader(text, delimiter="\t" if file.suffix == ".tsv" else ",")
         try:
             head = [name.strip() for name in next(rows, [])]
