@@ -11,7 +11,7 @@ __version__ = "0.2.0"
 
 #: Functions for Python programs, and their modules, which are imported when they are used.
 _FUNCTIONS = {
-    "compare": ("mptrain.comparison.logs.judgement", "compare"),
+    "compare": ("mptrain.comparison.logs.compare_logs", "compare"),
     "diagnose": ("mptrain.inspection.loop_checks", "diagnose"),
     "doctor": ("mptrain.inspection.loop_checks", "doctor"),
     "open_run": ("mptrain.runlog.run_reader", "read_run"),

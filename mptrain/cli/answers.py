@@ -16,7 +16,7 @@ from typing_extensions import Self
 from mptrain.cli.doctor import Machine
 from mptrain.cli.messages import writing
 from mptrain.cli.runs import ListedRun
-from mptrain.comparison.logs.judgement import LogComparison
+from mptrain.comparison.logs.compare_logs import LogComparison
 from mptrain.comparison.results import Comparison, RunMeasures, read_comparisons
 from mptrain.numerics.forecast import ScaleForecast
 from mptrain.report.recipe_blocks import read_verdict

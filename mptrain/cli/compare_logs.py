@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say
-from mptrain.comparison.logs.judgement import compare
+from mptrain.comparison.logs.compare_logs import compare
 from mptrain.config.schema import RunOptions
 from mptrain.report.certificate_page import certificate_page, outcome_blocks
 from mptrain.report.page import Section

@@ -36,8 +36,9 @@ class Interval:
         mean: The mean; for ratios, the geometric mean.
         low: Lower end of the interval, and ``high`` its upper end.
         spread: Observed standard deviation with n - 1 in the denominator (of the logarithms for ratios). The interval
-            may be wider than it implies, see `mptrain.comparison.statistics.mean_interval`.
-        n: Number of values.
+            may be wider than it implies, see `mptrain.comparison.statistics.mean_interval`. NaN for the difference of
+            two independent samples, as each has its own.
+        n: Number of values; of the smaller sample for two.
         level: Confidence level, 0.95.
     """
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from mptrain.comparison.logs.judgement import LogComparison, LoggedArm, Question
+from mptrain.comparison.logs.compare_logs import LogComparison
+from mptrain.comparison.logs.question import Question
+from mptrain.comparison.logs.verdict import LoggedArm
 from mptrain.numerics.words import UNKNOWN, counted, number, percent
 from mptrain.report import plotting
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Plots, Section, Tone, facts, section, table

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -33,6 +33,8 @@ STEPS = ("step", "global_step", "trainer/global_step", "Step", "iteration", "Ite
 #: Most bytes of a line; more is no log.
 _LONGEST = 1 << 20
 
+_CUT = "no line break ends it, so that its last number may be cut off"
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -43,7 +45,7 @@ class Curve:
         form: Its format, such as ``CSV``.
         steps: Training steps, int64 of shape (N,), ascending and each once.
         values: Values, float64 of shape (N,); NaN and infinities are kept.
-        repeated: Number of values that later ones at the same step have replaced.
+        given_up: Number of values that a resume has made void: those before it at its first step and later.
         counted: The log has no steps: they are the numbers of the values, from 1.
         digest: SHA-256 of the file that was read, hexadecimal.
     """
@@ -52,7 +54,7 @@ class Curve:
     form: str
     steps: np.ndarray[Any, np.dtype[np.int64]]
     values: np.ndarray[Any, np.dtype[np.float64]]
-    repeated: int
+    given_up: int
     counted: bool
     digest: str
 
@@ -78,13 +80,17 @@ def read_curve(path: Path, metric: str) -> Curve:
         steps, values, counted = read(file, metric)
     if not values:
         raise DataError(f"{path} has no value of {metric}", "choose another with --metric NAME")
-    numbers, found, repeated = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64), 0
-    if np.any(numbers[1:] <= numbers[:-1]):
-        last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]  # later values replace earlier ones
-        numbers, found, repeated = numbers[last], found[last], len(numbers) - len(last)
+    numbers, found = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
+    if numbers[-1] < (highest := numbers.max()):
+        raise DataError(
+            f"{path} ends at step {numbers[-1]:,}, after it had reached {highest:,}",
+            "sort its rows by step, or delete those that a resumed run has not repeated",
+        )
+    later = np.minimum.accumulate(numbers[::-1])[::-1][1:]  # the lowest step after each value
+    kept = np.append(numbers[:-1] < later, True)
     if file == path.parent:  # a database of several runs
         digest = hashlib.sha256(f"{digest}/{path.name}".encode()).hexdigest()
-    return Curve(str(path), form, numbers, found, repeated, counted, digest)
+    return Curve(str(path), form, numbers[kept], found[kept], int(np.sum(~kept)), counted, digest)
 
 
 _Values = tuple[Sequence[int], Sequence[float], bool]
@@ -160,7 +166,14 @@ def _csv(file: Path, metric: str) -> _Values:
                     steps.append(_step(file, rows.line_num, column, {column: step}) if column else len(values))
         except csv.Error as error:
             raise _damaged(file, rows.line_num, str(error)) from None
+        if max(at, step_at) == width - 1 and values and not _ends_a_line(text.buffer):
+            raise _damaged(file, rows.line_num, _CUT)
     return steps, values, not column
+
+
+def _ends_a_line(file: IO[bytes]) -> bool:
+    file.seek(-1, io.SEEK_END)
+    return file.read(1) in b"\r\n"
 
 
 def _refuse_charts(file: Path, head: Sequence[str], metric: str) -> None:
@@ -335,8 +348,10 @@ def _mlflow(folder: Path, metric: str) -> _Values:
     if not file.is_file() or folder not in file.parents or ".." in file.parts:
         raise _unknown(folder, metric, [str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()])
     steps, values = array("q"), array("d")
-    for number, line in enumerate(read_bytes(file).decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(read_bytes(file).decode("utf-8", "replace").splitlines(keepends=True), 1):
         cells = line.split()
+        if not line.endswith("\n"):
+            raise _damaged(file, number, _CUT)
         if len(cells) != 3:
             raise _damaged(file, number, "it is not time, value and step")
         values.append(_number(file, number, metric, cells[1]))

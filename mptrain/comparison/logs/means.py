@@ -31,7 +31,7 @@ def difference_of_means(
 
     Each sample has at least two finite values. ``rounding`` are standard deviations of the rounding error of a value of
     either sample.
-    ``n`` and ``spread`` of the result are the size of the smaller sample, and the standard error times sqrt(n).
+    ``n`` of the result is the size of the smaller sample; its ``spread`` is NaN, as each sample has its own.
     """
     samples = [values] if isinstance(reference, int | float) else [values, reference]
     other = reference if isinstance(reference, int | float) else statistics.mean(reference)
@@ -40,16 +40,16 @@ def difference_of_means(
     variances = ((statistics.variance(one) + by**2) / len(one) for one, by in zip(samples, rounding, strict=False))
     error = math.sqrt(sum(variances))
     half = float(special.stdtrit(n - 1, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, error * math.sqrt(n), n, level)
+    return Interval(mean, mean - half, mean + half, math.nan, n, level)
 
 
 def power_of_equivalence(
-    spreads: tuple[float, float], runs: tuple[int, int], margin: float, alpha: float, *, one_sided: bool = False
+    spreads: Sequence[float], runs: Sequence[int], margin: float, alpha: float, *, one_sided: bool = False
 ) -> float:
     """Return the probability that two equal arms are found equivalent, or with ``one_sided`` one not inferior.
 
-    ``spreads`` are the standard deviations over runs of both arms, whose values are taken to be normal, and ``runs``
-    their numbers, each at least 2. By simulation from a fixed seed.
+    ``spreads`` are the standard deviations over runs of both arms, or the one of paired differences, all taken to be
+    normal, and ``runs`` their numbers, each at least 2. By simulation from a fixed seed.
     """
     draws = np.random.default_rng(0)
     difference, variance = np.zeros(_DRAWS), np.zeros(_DRAWS)
@@ -62,13 +62,17 @@ def power_of_equivalence(
 
 
 def runs_for_power(
-    spreads: tuple[float, float], margin: float, alpha: float, power: float = 0.8, *, one_sided: bool = False
+    spreads: Sequence[float], margin: float, alpha: float, power: float = 0.8, *, one_sided: bool = False
 ) -> int | None:
-    """Return the fewest runs of each arm, at least 2, with which equal arms are found equivalent with a power.
+    """Return the fewest runs of each arm, or pairs, at least 2, with which equal arms are found equivalent.
 
-    None if 1,000 do not suffice.
+    They are found so with a probability of ``power``. None if 1,000 do not suffice.
     """
-    return fewest(lambda runs: power_of_equivalence(spreads, (runs, runs), margin, alpha, one_sided=one_sided) >= power)
+
+    def suffice(runs: int) -> bool:
+        return power_of_equivalence(spreads, [runs] * len(spreads), margin, alpha, one_sided=one_sided) >= power
+
+    return fewest(suffice)
 
 
 def rounding_step(values: Sequence[float]) -> float:

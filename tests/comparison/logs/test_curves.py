@@ -118,7 +118,7 @@ def wandb_folder(folder):
 def test_all_formats_have_the_same_numbers(form, written, tmp_path):
     curve = read_curve(written(tmp_path), "loss")
     assert (curve.form, curve.steps.tolist(), curve.values.tolist()) == (form, STEPS, LOSSES)
-    assert (curve.repeated, curve.counted, len(curve.digest)) == (0, False, 64)
+    assert (curve.given_up, curve.counted, len(curve.digest)) == (0, False, 64)
 
 
 def test_a_run_of_mptrain_has_its_training_losses_and_its_evaluations(tmp_path):
@@ -142,15 +142,20 @@ def test_values_without_steps_are_counted(tmp_path):
 
 def test_event_files_of_a_resumed_run_are_one_curve(tmp_path):
     curve = read_curve(resumed_tensorboard_folder(tmp_path), "loss")
-    assert (curve.steps.tolist(), curve.values.tolist(), curve.repeated) == (STEPS, LOSSES, 1)
+    assert (curve.steps.tolist(), curve.values.tolist(), curve.given_up) == (STEPS, LOSSES, 1)
 
 
-def test_later_values_replace_earlier_ones_and_nan_is_kept(tmp_path):
+def test_a_resume_replaces_the_values_from_there_on_and_nan_is_kept(tmp_path):
     path = tmp_path / "log.csv"
-    path.write_text("step,loss\n1,3\n2,2\n3,nan\n2,1.5\n3,inf\n")
+    path.write_text("step,loss\n1,3\n2,2\n4,nan\n5,9\n3,1.5\n5,inf\n")
     curve = read_curve(path, "loss")
-    assert (curve.steps.tolist(), curve.repeated) == ([1, 2, 3], 2)
-    assert curve.values.tolist() == [3, 1.5, np.inf]
+    assert (curve.steps.tolist(), curve.given_up) == ([1, 2, 3, 5], 2)
+    assert curve.values.tolist() == [3, 2, 1.5, np.inf]
+
+
+def test_a_last_line_may_lack_its_break_if_no_number_of_it_can_be_cut_off(tmp_path):
+    (tmp_path / "a.csv").write_text("step,loss,note\n1,0.25,x\n2,0.125,y")
+    assert read_curve(tmp_path / "a.csv", "loss").values.tolist() == [0.25, 0.125]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +168,9 @@ def test_later_values_replace_earlier_ones_and_nan_is_kept(tmp_path):
         ("a.csv", "step,lss\n1,2\n", "a.csv has no loss"),
         ("a.csv", "", "a.csv has no loss"),
         ("a.csv", "step,loss\n", "a.csv has no value of loss"),
+        ("a.csv", "step,loss\n1,0.25\n2,0.1", "a.csv, line 3: no line break ends it"),
+        ("a.csv", "loss,step\n0.25,1\n0.125,1", "a.csv, line 3: no line break ends it"),
+        ("a.csv", "step,loss\n1,4\n5,3\n2,3.5\n", "a.csv ends at step 2, after it had reached 5"),
         ("a.csv", "step;loss\n1;2\n", "a.csv is separated by semicolons"),
         ("a.csv", "step, loss\n1, 2\n2, 1_0\n", "a.csv, line 3: loss is ' 1_0', not a number"),
         ("a.jsonl", '{"step": 1, "loss": true}\n', "a.jsonl, line 1: loss is True, not a number"),

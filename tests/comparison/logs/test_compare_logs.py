@@ -6,15 +6,21 @@ import math
 
 import numpy as np
 import pytest
+from scipy import signal
 
-from mptrain.comparison.logs import judgement
-from mptrain.comparison.logs.judgement import LoggedArm, LoggedRun, Question, compare_logs
+from mptrain.comparison.logs import verdict
+from mptrain.comparison.logs.compare_logs import compare, compare_logs
+from mptrain.comparison.logs.curves import Curve
 from mptrain.comparison.logs.means import (
     difference_of_means,
     power_of_equivalence,
     rounding_step,
     runs_for_power,
 )
+from mptrain.comparison.logs.question import Question, lower_is_better
+from mptrain.comparison.logs.runs import LoggedRun, _point, _run
+from mptrain.comparison.logs.verdict import LoggedArm
+from mptrain.comparison.statistics import unseen_share
 from mptrain.system.errors import DataError, UsageError
 
 ASKED = Question("loss", "equivalent", 0.01, math.nan, "last", paired=False, looks=1, lower_is_better=True)
@@ -69,7 +75,7 @@ def test_copies_and_runs_of_one_value_are_no_evidence(tmp_path):
     with pytest.raises(DataError, match="are the same log"):
         compare_logs({"a": [str(tmp_path / "x-0.csv")] * 2, **logs(tmp_path, x=[1.0])}, ASKED)
     found = compare_logs(logs(tmp_path, full=[3.3, 3.3], half=[3.3, 3.3]), ASKED)
-    assert found.arms[1].why == judgement._ALIKE
+    assert found.arms[1].why == verdict._ALIKE
 
 
 def test_the_value_of_one_more_run_that_would_overturn_a_verdict_does(tmp_path):
@@ -89,7 +95,7 @@ def test_a_rounded_arm_and_an_exact_one_have_each_their_own_rounding():
         mean = draws.random()
         runs = [LoggedRun("", "", "", 1, round(mean + 0.002 * draws.standard_normal(), 2), "", 0.01) for _ in range(3)]
         others = [LoggedRun("", "", "", 1, mean + 0.002 * draws.standard_normal()) for _ in range(3)]
-        words.append(judgement._against(arm_of(runs), values_of(runs), others, asked(margin=1e-6), 0.05, planned=False))
+        words.append(verdict._against(arm_of(runs), others, asked(margin=1e-6), 0.05, planned=False))
     assert share(sum(one.verdict in ("better", "worse") for one in words), count, 0.05)
 
 
@@ -98,13 +104,13 @@ def test_a_rounded_arm_and_an_exact_one_have_each_their_own_rounding():
     [("val/nll", True), ("eval_loss", True), ("WER", True), ("top1", False), ("answer_accuracy", False), ("f1", False)],
 )
 def test_the_direction_is_that_of_a_word_in_the_name(metric, lower):
-    assert judgement.lower_is_better(metric) is lower
+    assert lower_is_better(metric) is lower
 
 
 @pytest.mark.parametrize("metric", ["time", "confidence", "lossless_ratio", "orbits", "loss_accuracy"])
 def test_an_unknown_direction_is_asked_for(metric):
     with pytest.raises(UsageError, match="is a lower or a higher"):
-        judgement.lower_is_better(metric)
+        lower_is_better(metric)
 
 
 def test_failures_are_said_and_those_of_the_reference_make_no_arm_worse(tmp_path):
@@ -150,7 +156,7 @@ def test_the_same_run_in_two_formats_is_a_copy_and_equal_ends_are_none(tmp_path)
 )
 def test_wrong_arguments_from_python_are_refused_by_name(more):
     with pytest.raises(UsageError):
-        judgement.compare(**{"logs": {"a": "x", "b": "y"}, "metric": "loss", "margin": 0.1, **more})
+        compare(**{"logs": {"a": "x", "b": "y"}, "metric": "loss", "margin": 0.1, **more})
 
 
 def test_a_claim_of_no_inferiority_asks_about_one_side(tmp_path):
@@ -216,13 +222,11 @@ def arm_of(runs):
     return LoggedArm("arm", tuple(runs), None, None, math.nan, None, math.nan, math.nan, "reference", "")
 
 
-def values_of(runs):
-    return [run.value for run in runs]
-
-
 def judged(values, reference, question, alpha=0.05):
-    runs, others = ([LoggedRun("", "", "", 1, value) for value in some] for some in (values, reference))
-    return judgement._against(arm_of(runs), values, others, question, alpha, planned=False).verdict
+    runs, others = (
+        [LoggedRun("", "", "", 1, value, f"{seed}") for seed, value in enumerate(some)] for some in (values, reference)
+    )
+    return verdict._against(arm_of(runs), others, question, alpha, planned=False).verdict
 
 
 SHAPES = {
@@ -258,6 +262,38 @@ def test_claims_are_false_no_more_often_than_they_say(shape, sizes):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("shape", ["normal", "heavy tails", "rare collapses"])
+@pytest.mark.parametrize("pairs", [2, 3, 5, 8, 20])
+def test_claims_on_pairs_are_false_no_more_often_than_they_say(shape, pairs):
+    draws, count = np.random.default_rng(5), 2000
+    for form in ("equivalent", "not inferior"):
+        question, words = asked(margin=1.0, form=form, paired=True), []
+        for _ in range(count):
+            shared = 10 * draws.standard_normal(pairs)
+            one, other = SHAPES[shape](draws, pairs) + shared + 1, shared
+            words.append(judged(one.tolist(), other.tolist(), question))
+        assert share(words.count(form), count, 0.05), form
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", ["last", "last=50"])
+def test_values_that_depend_on_those_before_do_not_count_as_evidence(at, tmp_path):
+    """Within each run values are autocorrelated at .98; runs alone are independent."""
+    draws, count, point = np.random.default_rng(6), 2000, _point(asked(at=at), [curve_of(np.zeros(100))])
+    noise = signal.lfilter([math.sqrt(1 - 0.98**2)], [1, -0.98], draws.standard_normal((count, 6, 1000)))[:, :, -100:]
+    words = []
+    for curves in noise:
+        runs = [_run(curve_of(values), "", point).value for values in curves]
+        words.append(judged(runs[:3], runs[3:], asked(margin=1e-6)))
+    assert share(words.count("better") + words.count("worse"), count, 0.05)
+    assert "better" in words
+
+
+def curve_of(values):
+    return Curve("", "CSV", np.arange(len(values)), values, 0, False, "")
+
+
+@pytest.mark.long
 def test_several_looks_together_claim_no_more_often():
     draws, count, looks = np.random.default_rng(3), 2000, (2, 3, 5, 8)
     question, claimed = asked(margin=1.0), 0
@@ -266,6 +302,17 @@ def test_several_looks_together_claim_no_more_often():
         each = 0.05 / len(looks)
         claimed += any(judged(one[:n].tolist(), other[:n].tolist(), question, each) == "equivalent" for n in looks)
     assert share(claimed, count, 0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pairs", [3, 5, 8])
+def test_the_stated_power_is_that_of_equal_pairs(pairs):
+    draws = np.random.default_rng(7)
+    for form in ("equivalent", "not inferior"):
+        question = asked(margin=2.0, form=form, paired=True)
+        stated = power_of_equivalence([1.0], [pairs], 2.0, 0.05, one_sided=form == "not inferior")
+        found = [judged(draws.standard_normal(pairs).tolist(), [0.0] * pairs, question) for _ in range(3000)]
+        assert found.count(form) / 3000 == pytest.approx(stated, abs=0.03)
 
 
 @pytest.mark.long
@@ -288,7 +335,7 @@ def test_what_is_not_excluded_is_so_for_rare_collapses():
     """Of arms in which a share of runs collapses, those in which none did by chance have at most the share that is said."""
     draws, count = np.random.default_rng(2), 20_000
     for runs in (2, 5, 8):
-        said = judgement.unseen_share(runs)
+        said = unseen_share(runs)
         collapses = said + 0.01
         unseen = np.mean(draws.random((count, runs)) > collapses, 1) == 1
         assert np.mean(unseen) <= 0.05
