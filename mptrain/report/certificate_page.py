@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from mptrain.comparison.logs.compare_logs import LogComparison
 from mptrain.comparison.logs.question import Question
@@ -33,10 +34,10 @@ def certificate_page(comparison: LogComparison) -> Page:
         lead=" ".join(f"{arm.name}: {arm.verdict}." for arm in judged),
         sections=(
             Section("Verdicts", tuple(outcome_blocks(comparison))),
-            section("Claim", facts(*_claim(comparison.question, comparison.alpha), ("noise", _noise(comparison)))),
+            section("Claim", facts(*_claim(comparison.question, comparison.alpha), ("noise floor", _noise(comparison)))),
             section(
                 "Not excluded",
-                Bullets((*filter(None, map(_not_excluded, comparison.arms)), *_overturned(comparison))),
+                Bullets((*_not_excluded(comparison.arms), *_overturned(comparison))),
             ),
             section("Runs", _runs_plot(comparison), _runs_table(comparison)),
         ),
@@ -99,17 +100,17 @@ def _noise(comparison: LogComparison) -> str:
     return f"with these runs a difference of {max(halves):.2g} cannot be told from none" if halves else ""
 
 
-def _not_excluded(arm: LoggedArm) -> str:
-    """Return the sentence on what finite runs of an arm cannot exclude."""
-    if math.isnan(arm.unseen):
-        return ""
-    if failed := sum(not math.isfinite(run.value) for run in arm.runs):
-        share = f"{failed} of {len(arm.runs)} runs"
-        return f"{arm.name}: {share} failed, and up to {percent(arm.unseen)} of all may (95 % confidence)"
-    return (
-        f"{arm.name}: up to {percent(arm.unseen)} of its runs may fail, or end worse than the worst of these "
-        f"{counted(len(arm.runs), 'run')} (95 % confidence, for any distribution)"
-    )
+def _not_excluded(arms: Sequence[LoggedArm]) -> list[str]:
+    """Return what the runs cannot exclude: a sentence for the arms of which it says the same."""
+    names: dict[str, list[str]] = {}
+    for arm in arms:
+        share, runs = percent(arm.unseen), len(arm.runs)
+        worst = f"up to {share} of runs may fail, or end worse than the worst of {counted(runs, 'run')}"
+        what = f"{worst} (95 % confidence, for any distribution)"
+        if failed := sum(not math.isfinite(run.value) for run in arm.runs):
+            what = f"{failed} of {runs} runs failed, and up to {share} of all may (95 % confidence)"
+        names.setdefault(what, []).append(arm.name)
+    return [f"{', '.join(some)}: {what}" for what, some in names.items()]
 
 
 def _overturned(comparison: LogComparison) -> list[str]:
@@ -123,7 +124,7 @@ def _overturned(comparison: LogComparison) -> list[str]:
 
 def _runs_table(comparison: LogComparison) -> Block:
     rows = [
-        [arm.name, run.path, run.form, f"{run.step:,}", number(run.value), run.digest[:12]]
+        [arm.name, run.path, run.form, f"{run.step:,}", f"{run.value:.7g}", run.digest[:12]]
         for arm in comparison.arms
         for run in arm.runs
     ]

@@ -28,7 +28,7 @@ def test_it_prints_verdicts_and_writes_a_certificate(two_arms, tmp_path):
     page = (folder / "certificate.md").read_text()
     assert "each arm is equal to the reference up to ±0.01" in page
     assert "with these runs a difference of 0.0046 cannot be told from none" in page
-    assert "fp8: up to 63 % of its runs may fail, or end worse than the worst of these 3 runs" in page
+    assert "bf16, fp8: up to 63 % of runs may fail, or end worse than the worst of 3 runs" in page
     assert json.loads((folder / "certificate.json").read_text())["arms"][1]["verdict"] == "equivalent"
     answer = run_in_process(
         "compare", "--logs", *two_arms, "--metric", "loss", "--margin", "0.01", "--json", cwd=tmp_path
