@@ -47,7 +47,7 @@ def build(
     comm: Communicator = SINGLE_PROCESS,
     micro_batches: int = 1,
     trains: bool = True,
-    labels: tuple[str, ...] | None = None,
+    dataset: Dataset | None = None,
 ) -> tuple[Parts, Options]:
     """Build all parts of a training run: model, data loaders, learners and so on, and its options.
 
@@ -61,7 +61,8 @@ def build(
         comm: Communicator of the ranks; all ranks build at the same time.
         micro_batches: Smallest number of micro-batches in an update, summed over all ranks.
         trains: Whether the run is to train; False to evaluate it, which needs no validation data and no training data.
-        labels: Labels of a run that is evaluated on other data than its own (`build_dataset`).
+        dataset: Data set, such as that of a run that is evaluated on other data than its own; None for the configured
+            one.
 
     Raises:
         EnvironmentRefused: The device does not support the precision.
@@ -73,7 +74,7 @@ def build(
     memory_before = memory_in_use(device)
     check_parallelism(config, comm.world_size)
     with comm.main_process_first():
-        dataset = build_dataset(config, labels)
+        dataset = dataset or build_dataset(config)
     task = build_task(config, dataset)
     drawn = draw_model(config, dataset, comm, load=weights)
     network = place_model(config, drawn, device, comm)

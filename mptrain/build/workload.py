@@ -236,7 +236,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeat
     trained = reload(run.read_config(), allow=config.extensions.allow)
     try:
         card: dict[str, Any] = parse_strict(read_text(run.paths.data))
-        preparation = _preparation(card["preparation"])
+        preparation = Preparation.from_card(card["preparation"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"task.classifier={classifier}: its data.json does not describe the preparation of images",
@@ -270,14 +270,3 @@ def _require_classifier(model: nn.Module, card: dict[str, Any], classifier: str)
             f"task.classifier={classifier} does not return one logit per class for an image",
             "choose a run that trained an image classifier",
         )
-
-
-def _preparation(card: dict[str, Any]) -> Preparation:
-    """Rebuild a `Preparation` from its card; the inverse of `Preparation.card`."""
-    return Preparation(
-        mean=tuple(card["mean"]),
-        std=tuple(card["std"]),
-        image_size=card["resize"]["side"],
-        channels=card["channels"],
-        full_range=card["divide_by"],
-    )

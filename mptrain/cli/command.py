@@ -269,6 +269,11 @@ class Command:
         return self.first.value.startswith("RUN")
 
     @property
+    def reads_input(self) -> bool:
+        """True if the argument ``-`` stands for standard input."""
+        return any("-" in one.value.split("|") for usage in self.usages for one in usage.arguments)
+
+    @property
     def takes_overrides(self) -> bool:
         """True if some arguments are overrides, at least ``extensions.allow=PACKAGES``."""
         return any(one.key for usage in self.usages for one in usage.arguments)

@@ -49,7 +49,7 @@ def parse(command: Command, words: Sequence[str]) -> Namespace:
     meant: list[str] = []
     while rest:
         word = rest.pop(0)
-        if word.startswith("-"):
+        if word.startswith("-") and not (word == "-" and command.reads_input):
             value = word.partition("=")[2]
             if "=" not in word and rest and "=" not in rest[0] and not rest[0].startswith(("-", "~")):
                 value = rest.pop(0)

@@ -231,6 +231,32 @@ def _eval(arguments: Namespace) -> int:
 
 
 @_command(
+    "predict: the answers of a run's network to new pictures, recordings or texts",
+    RUN,
+    Argument("FILE|FOLDER|-", "+"),
+    OVERRIDES,
+    options=(
+        BEST,
+        RAW,
+        Option("--jsonl", "print a JSON object in a line for each input, with all that is known"),
+        Option("--output", "write pictures with the answers into a new folder", "FOLDER"),
+    ),
+)
+def _predict(arguments: Namespace) -> int:
+    """Prints the answer of a run's network to each input: a class, objects, a translation, a transcript and so on.
+
+    Inputs are files and folders of pictures or recordings, or text files with a text in each line; with - the paths, or
+    the texts, are lines of standard input. They are read and prepared as in the run's evaluation, by its data.json; the
+    data itself need not be there. An unusable input is reported and left out, and the exit code is then 6.
+    """
+    from mptrain.cli.predict import predict
+    from mptrain.engine.interrupt import exit_at_signals
+
+    with exit_at_signals():
+        return predict(arguments)
+
+
+@_command(
     "export the weights of a run as a plain state dict",
     RUN,
     Argument("PACKAGES", "?", "extensions.allow"),

@@ -21,6 +21,7 @@ from mptrain.system.records import EvalRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts
+    from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.loader import Loader
     from mptrain.workloads.base.task import Exhibit
 
@@ -53,14 +54,9 @@ def evaluate(
     weights if there is one, ``exhibit`` collects what the task shows of the first batch, on rank 0, and ``intervals``
     computes 95 % confidence intervals of the metrics over the choice of samples.
     """
-    wide = parts.policy.eval == "fp32" and parts.policy.half
-    prepare = parts.prepare_float32 if wide else parts.prepare
-    inert = contextlib.nullcontext()
-    products, autocast = (inert, inert) if wide else (parts.plan.products.context, parts.plan.autocast)
-    model = _model_to_measure(parts, wide=wide, average=average)
     gathered, comm = SampleMetrics(), parts.comm
     exhibits: dict[str, Exhibit] = {}
-    with _in_evaluation_mode(parts, model), products:
+    with measuring(parts, average=average) as (model, prepare, autocast):
         for batch in loader.batches(epoch=0):
             if stop():
                 return None
@@ -81,13 +77,24 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
+def measuring(
+    parts: Parts, *, average: bool
+) -> Iterator[tuple[nn.Module, Callable[[Batch], Batch], contextlib.AbstractContextManager[object]]]:
+    """Give the model of an evaluation, in its mode and precision, the preparation of batches, and a forward's autocast.
+
+    All ranks must enter this together. Afterwards the model and the generators of random numbers are as before.
+    """
+    wide = parts.policy.eval == "fp32" and parts.policy.half
+    prepare = parts.prepare_float32 if wide else parts.prepare
+    inert = contextlib.nullcontext()
+    products, autocast = (inert, inert) if wide else (parts.plan.products.context, parts.plan.autocast)
+    model = _model_to_measure(parts, wide=wide, average=average)
     was_training = model.training
     model.eval()
     parts.plan.guard.snapshot()
     try:
-        with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank):
-            yield
+        with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank), products:
+            yield model, prepare, autocast
     finally:
         parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
         model.train(was_training)

@@ -129,12 +129,13 @@ class Parts:
                 modules[name].compile(dynamic=False)
 
     def data_card(self) -> dict[str, Any]:
-        """Return the data set's name and facts, and the fields of its own card, such as ``labels``, as JSON values."""
+        """Return the data set's name, kind of inputs and facts, and the fields of its own card, such as ``labels``."""
         own = self.dataset.card() if hasattr(self.dataset, "card") else {}
         # Callables are for the task, not for a file; names of classes and speakers are in the card's labels.
         names = ("class_names", "speaker_names")
         facts = {n: fact for n, fact in self.dataset.facts().items() if not callable(fact) and n not in names}
-        return {"name": self.dataset.name, **facts, **own}
+        kind = getattr(self.dataset, "inputs", "")
+        return {"name": self.dataset.name, **({"inputs": kind} if kind else {}), **facts, **own}
 
     @functools.cached_property
     def labels_digest(self) -> str:

@@ -10,6 +10,7 @@ from typing import Literal, cast
 import torch
 
 from mptrain.build.parts import build, settings_restored
+from mptrain.build.workload import build_dataset
 from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
@@ -67,8 +68,9 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     loaded = store.load(cast('Literal["last", "best"]', which))
     keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
     elsewhere = "dataset.root" in keys and keys.isdisjoint(_SHARES)
-    labels = tuple(read_object(directory.paths.data).get("labels", ())) if elsewhere else None
-    parts, _ = build(config, weights=False, trains=False, labels=labels)
+    labels = tuple(read_object(directory.paths.data).get("labels", ()))
+    dataset = build_dataset(config, labels) if elsewhere else None
+    parts, _ = build(config, weights=False, trains=False, dataset=dataset)
     require_same_schema(loaded.state)
     require_same_labels(parts, loaded.state)
     load_weights(parts, loaded.state)

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -120,7 +120,8 @@ class IndependentSamples(Split):
 class Dataset(Protocol):
     """Data set: its splits, the facts that models depend on, and the preparation of its batches.
 
-    ``workers`` processes fetch from splits that are not in memory, and ``val`` selects the best checkpoint. An optional
+    ``workers`` processes fetch from splits that are not in memory, and ``val`` selects the best checkpoint. ``inputs``
+    is the kind of `mptrain.build.new_inputs` from which a trained network predicts; empty for none. An optional
     attribute ``warnings``, a tuple of sentences, tells the user about the data when a run starts.
     """
 
@@ -129,6 +130,7 @@ class Dataset(Protocol):
     train: Split
     val: Split | None
     test: Split | None
+    inputs: ClassVar[str] = ""
 
     def facts(self) -> dict[str, Any]:
         """Return the properties of the data that models and tasks may take as constructor arguments, by parameter name.

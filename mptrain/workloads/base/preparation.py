@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -38,6 +39,20 @@ class Preparation:
     fit: Literal["crop", "stretch", "letterbox"] | None = None
     centre: float = 1.0
     _tables: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any]) -> Preparation:
+        """Return the preparation that a `card` describes; raise KeyError, TypeError or ValueError if none."""
+        resize = card["resize"]
+        return cls(
+            mean=tuple(map(float, card["mean"])),
+            std=tuple(map(float, card["std"])),
+            image_size=int(resize["side"]),
+            channels=int(card["channels"]),
+            full_range=float(card["divide_by"]),
+            fit=resize.get("fit"),
+            centre=float(resize.get("centre", 1.0)),
+        )
 
     def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Return the batch on the device with inputs ``(stored / full_range - mean) / std``, resized, in float32.

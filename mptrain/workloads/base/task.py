@@ -121,6 +121,14 @@ class Task(Protocol):
         """
         return {}
 
+    def predict(self, model: nn.Module, batch: Batch) -> Sequence[dict[str, Any]]:
+        """Return the network's answer to each input of a batch, JSON values by name; none by default.
+
+        The engine calls this like `measure`, with new inputs, whose targets mean nothing. The value ``picture`` is a
+        uint8 tensor ``[C, H, W]`` on the host.
+        """
+        return ()
+
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """Return pictures, texts and sounds of the model to show after each validation, by name; nothing by default.
 

@@ -6,7 +6,9 @@ FP32, and images are mixed in FP32 before they are rounded.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,7 @@ class Classify(OneNetworkTask):
     """Image classification task: cross-entropy loss and accuracy, for one class per sample.
 
     Attributes:
+        class_names: Names of the classes in predictions; if empty, their indices.
         aux_weight: Weight of the loss of each auxiliary head (0.3 in GoogLeNet, Szegedy et al. 2014).
         label_smoothing: Fraction of the target's probability that is spread over all classes in training (0.1 in
             Inception v3, Szegedy et al. 2015, section 7). Evaluation uses the plain loss.
@@ -35,6 +38,7 @@ class Classify(OneNetworkTask):
     """
 
     num_classes: PositiveInt
+    class_names: tuple[str, ...] = ()
     aux_weight: NonNegativeFloat = 0.3
     label_smoothing: BelowOneOrZero = 0.0
     mixup: NonNegativeFloat = 0.0
@@ -74,6 +78,25 @@ class Classify(OneNetworkTask):
         if self.num_classes > 5:
             measured["top5"] = best.sum(dim=1, dtype=widest(best.device))
         return measured
+
+    @override
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Return the ``class``, its ``probability``, and ``top``: up to five classes with theirs, most probable first.
+
+        The class of an output that is not finite is None.
+        """
+        output = model(batch.inputs)
+        logits = (output[0] if isinstance(output, tuple) else output).float()
+        values, found = (part.tolist() for part in logits.softmax(1).topk(min(5, logits.shape[1]), dim=1))
+        names = self.class_names or tuple(map(str, range(self.num_classes)))
+        answers: list[dict[str, Any]] = []
+        for shares, classes in zip(values, found, strict=True):
+            if not math.isfinite(shares[0]):
+                answers.append({"class": None, "probability": math.nan, "top": []})
+                continue
+            top = [(names[number], share) for number, share in zip(classes, shares, strict=True)]
+            answers.append({"class": top[0][0], "probability": top[0][1], "top": top})
+        return answers
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), targets, label_smoothing=self.label_smoothing)

@@ -92,6 +92,7 @@ class DetectionDataset(ImageDataset):
     clipped at the edge; they are counted as far as they are known before decoding.
     """
 
+    inputs = "scenes"
     empty_boxes = 0
     cut_boxes = 0
 

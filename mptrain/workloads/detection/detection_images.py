@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from mptrain.workloads.detection.boxes import (
     Boxes,
     DetectionDataset,
     FitTo,
+    Window,
     detection_batch,
     mirrored,
     random_window,
@@ -33,6 +35,9 @@ from mptrain.workloads.detection.boxes import (
 )
 from mptrain.workloads.images.image_dataset import Channels, photo_statistics
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, pixels_of, read_picture
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _FIXED = 20151208  # seed of the order from which dataset.train_samples takes the first pictures
 _DRAWS = 1 + CROP_DRAWS  # horizontal flip, and a crop
@@ -241,28 +246,38 @@ class PictureSplit(IndependentSamples):
 
     def _picture(self, place: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
         """Return a square picture uint8 ``[C, side, side]`` and its boxes; raise one of `UNDECODABLE` if unusable."""
-        from PIL import Image
-
         side, channels = self.options.side, self.options.depth
         picture = read_picture(self.listing.paths[place], channels, self.faults)
         boxes, said = self.listing.boxes(place), self.listing.size(place)
         _require_fit(boxes.corners, said, picture.size)
         window = (0, 0, *picture.size) if draws is None else random_window(*picture.size, boxes, draws[1:])
+        flips = draws is not None and draws[0] < 0.5
+        square, scale = fitted(picture, side, self.options.fit, window, flips=flips)
         width, height = window[2] - window[0], window[3] - window[1]
-        across = down = side
-        if self.options.fit == "letterbox":
-            longer = max(width, height)
-            across, down = (max(1, round(edge * side / longer)) for edge in (width, height))
-        scale = (across / width, down / height)
         boxes = resized(boxes, width, height, scale) if draws is None else through_window(boxes, window, scale)
-        # PIL antialiases: it averages over the area that becomes one pixel.
-        picture = picture.resize((across, down), Image.Resampling.BILINEAR, box=window)
-        if draws is not None and draws[0] < 0.5:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            boxes = mirrored(boxes, across)
-        square = torch.zeros(channels, side, side, dtype=torch.uint8)
-        square[:, :down, :across] = pixels_of(picture)
-        return square, boxes
+        return square, mirrored(boxes, round(width * scale[0])) if flips else boxes
+
+
+def fitted(
+    picture: Image, side: int, fit: FitTo, window: Window, *, flips: bool = False
+) -> tuple[Tensor, tuple[float, float]]:
+    """Return a window of a picture as a square, uint8 ``[C, side, side]``, and the factors of its width and height.
+
+    With ``letterbox`` the rest of the square is black. A picture is ``RGB`` or ``L``; ``flips`` mirrors it.
+    """
+    from PIL.Image import Resampling, Transpose
+
+    width, height = window[2] - window[0], window[3] - window[1]
+    across = down = side
+    if fit == "letterbox":
+        longer = max(width, height)
+        across, down = (max(1, round(edge * side / longer)) for edge in (width, height))
+    # PIL antialiases: it averages over the area that becomes one pixel.
+    picture = picture.resize((across, down), Resampling.BILINEAR, box=window)
+    pixels = pixels_of(picture.transpose(Transpose.FLIP_LEFT_RIGHT) if flips else picture)
+    square = torch.zeros(len(pixels), side, side, dtype=torch.uint8)
+    square[:, :down, :across] = pixels
+    return square, (across / width, down / height)
 
 
 class PictureDataset(DetectionDataset):

@@ -88,6 +88,22 @@ class Detect(OneNetworkTask):
         ]
 
     @override
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Return ``objects``, most certain first: ``class``, ``score``, and ``box`` in pixels of the picture's file.
+
+        A box is left, upper, right and lower edge. Objects with a score below `shown_score` are left out.
+        """
+        found = []
+        for one, scale in zip(_on_host(model(batch.inputs)), batch.extras["scale"].cpu(), strict=True):
+            order = one["scores"].argsort(descending=True)
+            certain = order[one["scores"][order] >= self.shown_score]
+            boxes = one["boxes"][certain] / torch.cat([scale, scale])
+            names = [self.class_names[label] if self.class_names else str(label) for label in one["labels"][certain]]
+            rows = zip(names, one["scores"][certain].tolist(), boxes.tolist(), strict=True)
+            found.append({"objects": [{"class": name, "score": score, "box": box} for name, score, box in rows]})
+        return found
+
+    @override
     def score(self, answers: Sequence[Matches]) -> dict[str, float]:
         """Return the mean average precisions ``map50`` and ``map``, 0 to 1; NaN if there are no objects."""
         judge = _judge(self.num_classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -98,6 +98,7 @@ class PhotoDataset(Dataset):
 
     name: str = field(init=False)
     cache_mb: float = field(init=False)
+    inputs: ClassVar[str] = "photos"
 
     @abstractmethod
     def files(self) -> Mapping[str, Sequence[str]]:

@@ -7,11 +7,12 @@ from one that is 0.0002 darker, and squares of errors below 0.0002 underflow to 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.system.device import in_widest
 from mptrain.system.errors import ConfigError
@@ -71,6 +72,12 @@ class Enhance(OneNetworkTask):
             "psnr_gain": reached - psnr(self._measured(self._before(batch)), target),
             "ssim": ssim(restored, target),
         }
+
+    @override
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Return the restored ``picture`` of each input, in 8 bits."""
+        restored = in_8_bits(model(batch.inputs)) * 255
+        return [{"picture": one} for one in restored.round().byte().cpu()]
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """Return rows of baseline, model output and target of the pictures that the degradation changed most."""

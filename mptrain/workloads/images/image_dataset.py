@@ -51,6 +51,7 @@ class ImageDataset(Dataset):
 
     class_names: tuple[str, ...]
     preparation: Preparation
+    inputs = "pictures"
 
     def facts(self) -> dict[str, Any]:
         """Return ``in_channels`` and ``image_size`` of the network's input, and the classes if there are several."""
@@ -130,6 +131,11 @@ class MemoryDataset(ImageDataset):
             image_size=self.image_size or images.shape[-1],
             channels=self.channels or images.shape[1],
         )
+
+    @override
+    def card(self) -> dict[str, Any]:
+        """Return also the side in pixels of the stored images, before they are resized on the device."""
+        return {**super().card(), "stored_size": self.test.images.shape[-1]}
 
     def _split(self, part: str, images: Tensor, targets: Tensor) -> MemorySplit:
         return MemorySplit(f"{self.name} {part}", images, targets, len(self.class_names), self.on_error)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -139,6 +139,7 @@ class TextDataset(SplitDataset[TextSplit]):
     vocabulary: Vocabulary
     sequence_length: int
     lanes: int
+    inputs: ClassVar[str] = "prompts"
 
     @override
     def facts(self) -> dict[str, Any]:

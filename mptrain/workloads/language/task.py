@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
@@ -29,12 +30,14 @@ class Language(OneNetworkTask):
     ``[N, T]``. In training the losses may be approximate and the guesses None; in evaluation both are exact.
 
     Attributes:
+        sequence_length: Most tokens that the model reads at a time, to continue a text; None for any number.
         label_smoothing: Share of the target's probability spread over all tokens in training (Vaswani et al. 2017,
             section 5.4). Metrics use the loss without smoothing.
         decode: Function from token numbers to text, to show generated text; None shows nothing.
     """
 
     vocabulary_size: PositiveInt
+    sequence_length: PositiveInt | None = None
     label_smoothing: BelowOneOrZero = 0.0
     decode: Callable[[list[int]], str] | None = None
 
@@ -71,6 +74,19 @@ class Language(OneNetworkTask):
         loss = sums["loss"] / terms
         return {"loss": loss, "perplexity": perplexity(loss), "top1": sums["top1"] / terms}
 
+    @override
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Return the mean ``loss`` of a text's tokens in nats, its ``perplexity``, and the model's ``continuation``."""
+        losses = (self.measure(model, batch)["loss"] / batch.targets.shape[1]).tolist()
+        if self.decode is None:
+            return [{"loss": loss, "perplexity": perplexity(loss)} for loss in losses]
+        whole = torch.cat([batch.inputs, batch.targets[:, -1:]], 1)
+        written = continued(model, whole, WRITTEN, self.sequence_length)
+        return [
+            {"loss": loss, "perplexity": perplexity(loss), "continuation": self.decode(row)}
+            for loss, row in zip(losses, written.tolist(), strict=True)
+        ]
+
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """Show the model's continuations of the beginnings of some windows, if there is ``decode``."""
         if self.decode is None:
@@ -86,16 +102,17 @@ class Language(OneNetworkTask):
         return {"continuations": Texts(("text", "true continuation", "model's continuation"), tuple(rows))}
 
 
-def continued(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
+def continued(model: nn.Module, tokens: Tensor, count: int, most: int | None = None) -> Tensor:
     """Continue token sequences, int64 ``[N, T]``, by tokens drawn from the model's predictions, int64 ``[N, count]``.
 
-    The random numbers have a fixed seed, so equal calls give equal tokens. No carried state is used or changed.
+    The model reads the last ``most`` tokens; None for all. The random numbers have a fixed seed, so equal calls give
+    equal tokens. No carried state is used or changed.
     """
     source = torch.Generator(tokens.device).manual_seed(0)
     begin = tokens.shape[1]
     for _ in range(count):
         # A diverged run has NaN or inf logits, from which nothing can be drawn.
-        probabilities = model(tokens)[:, -1].float().nan_to_num(0.0).softmax(1)
+        probabilities = model(tokens[:, -(most or 0) :])[:, -1].float().nan_to_num(0.0).softmax(1)
         tokens = torch.cat([tokens, torch.multinomial(probabilities, 1, generator=source)], 1)
     return tokens[:, begin:]
 

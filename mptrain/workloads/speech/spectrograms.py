@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import PositiveFloat, PositiveInt
+from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.sound.alphabet import Alphabet
 from mptrain.workloads.text.layers import lengths_mask
 
@@ -59,6 +62,15 @@ class SpectrogramFeatures:
                 f"dataset.bands={self.bands}: some would be empty with {self.transform} samples at {self.rate} Hz",
                 "choose fewer bands, or a longer dataset.window_ms",
             )
+
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any]) -> SpectrogramFeatures:
+        """Return the features that a `card` describes; raise KeyError, TypeError or ValueError if it describes none."""
+        if (kind := card["features"]) not in typing.get_args(Kind):
+            raise ValueError(f"features are {kind!r}")
+        return cls(
+            kind, int(card["sample_rate"]), float(card["window_ms"]), float(card["hop_ms"]), int(card["numbers"])
+        )
 
     @property
     def window(self) -> int:
@@ -126,6 +138,12 @@ class SpectrogramFeatures:
         rising = (frequencies - corners[:-2, None]) / width[:-1, None]
         falling = (corners[2:, None] - frequencies) / width[1:, None]
         return torch.minimum(rising, falling).clamp(min=0.0).float()
+
+    def prepare(self, batch: Batch, device: torch.device) -> Batch:
+        """Return a batch of samples with the features instead, as `compute` makes them, and ``lengths`` in frames."""
+        batch = batch.to(device)
+        features, frames = self.compute(batch.inputs, batch.extras["lengths"])
+        return Batch(features, batch.targets, batch.counts, {**batch.extras, "lengths": frames})
 
     def card(self) -> dict[str, Any]:
         """Return the parameters of the features as JSON values."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -149,6 +149,7 @@ class SpeechDataset(SplitDataset[SpeechSplit]):
     form: InputFormat
     too_long: dict[str, int] = field(default_factory=dict)
     divided: Division = ""
+    inputs: ClassVar[str] = "recordings"
 
     def facts(self) -> dict[str, Any]:
         """Return ``vocabulary_size`` with the blank, ``feature_size``, ``sample_rate`` in hertz, and ``decode``."""
@@ -181,9 +182,7 @@ class SpeechDataset(SplitDataset[SpeechSplit]):
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Compute features on the device, float32 ``[N, T, feature_size]``, zero-padded, and ``lengths`` in frames."""
-        batch = batch.to(device)
-        features, frames = self.form.features.compute(batch.inputs, batch.extras["lengths"])
-        return Batch(features, batch.targets, batch.counts, {**batch.extras, "lengths": frames})
+        return self.form.features.prepare(batch, device)
 
 
 def speech_as_dataset(

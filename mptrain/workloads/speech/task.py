@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +97,11 @@ class Transcribe(OneNetworkTask):
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         heard, lengths = self._heard(model, batch)
         return {"transcripts": Texts(("reference", "model"), tuple(self._transcripts(heard, lengths, batch)[:SHOWN]))}
+
+    @override
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Return the ``transcript`` of each recording."""
+        return [{"transcript": answer} for _, answer in self._transcripts(*self._heard(model, batch), batch)]
 
     def _heard(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of letters, float32 ``[N, T, V]``, and numbers of frames, int64 ``[N]``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,6 +72,7 @@ class LabelledDataset(SplitDataset[LabelledSplit]):
     class_names: tuple[str, ...]
     vocabulary: Vocabulary
     sequence_length: int
+    inputs: ClassVar[str] = "texts"
 
     @override
     def facts(self) -> dict[str, Any]:
@@ -149,6 +150,11 @@ def _hold_out(
     return {**held, "train": [train[place] for place in order.tolist()]}
 
 
+def class_tokens(vocabulary: Vocabulary, text: str, most: int) -> Tensor:
+    """Return the first token numbers of a text to classify, int64 ``[T]``, one higher than in the vocabulary."""
+    return vocabulary.numbers(text)[:most].long() + (PAD + 1)
+
+
 def _split(
     name: str,
     texts: Sequence[Labelled],
@@ -159,7 +165,7 @@ def _split(
 ) -> LabelledSplit:
     rows, targets, problems = [], [], {}
     for number, one in enumerate(texts):
-        row = (vocabulary.numbers(one.text)[: options.sequence_length] + (PAD + 1)).tolist()
+        row = class_tokens(vocabulary, one.text, options.sequence_length).tolist()
         if one.label not in classes:
             problems[f"{name} text {number}"] = f"its label {one.label!r} does not occur in the training texts"
         elif not row:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,9 +44,21 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.entries)
 
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any]) -> Vocabulary:
+        """Return the vocabulary in ``data.json``; raise KeyError or ValueError if there is none."""
+        tokens, labels = card["tokens"], card["labels"]
+        if tokens not in _PATTERNS or not all(isinstance(entry, str) for entry in labels):
+            raise ValueError(f"tokens are {tokens!r}")
+        return cls(tokens, tuple(labels))
+
+    @functools.cached_property
+    def _known(self) -> dict[str, int]:
+        return {entry: number for number, entry in enumerate(self.entries)}
+
     def numbers(self, text: str) -> Tensor:
         """Split a text into tokens and return their numbers, int32 ``[L]``; unknown tokens get number 0."""
-        known = {entry: number for number, entry in enumerate(self.entries)}
+        known = self._known
         found = array("i", (known.get(match.group(), 0) for match in _PATTERNS[self.tokens].finditer(text)))
         return torch.frombuffer(found, dtype=torch.int32) if found else torch.zeros(0, dtype=torch.int32)
 

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -140,6 +140,7 @@ class PairDataset(SplitDataset[PairSplit]):
     source: Subwords
     target: Subwords
     repeated: int
+    inputs: ClassVar[str] = "sentences"
 
     @override
     def facts(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.system.device import widest
 from mptrain.system.extras import load_extra, require_extra
@@ -120,12 +121,17 @@ class Translate(OneNetworkTask):
         rows = zip(sources, references, self.translations(model, first), strict=True)
         return {"translations": Texts(("source", "reference", "model"), tuple(rows))}
 
+    @override
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Return the ``translation`` of each sentence."""
+        return [{"translation": text} for text in self.translations(model, batch)]
+
     def translations(self, model: Any, batch: Batch) -> list[str]:
         """Translate the sentences of a batch, greedily or by beam search, and return the text of each translation."""
         lengths = batch.extras["source_lengths"]
         limits = (lengths * self.length_factor).ceil().long() + self.length_extra
         given = (model, batch.inputs, lengths, limits)
-        tokens = greedy(*given) if self.beam == 1 else beam_search(*given, self.beam, self.length_penalty)
+        tokens = greedy(*given) if self.beam < 2 else beam_search(*given, self.beam, self.length_penalty)
         return [self.decode(row) for row in tokens.tolist()]
 
     def _cross_entropy(self, model: nn.Module, batch: Batch, reduction: str, label_smoothing: float = 0.0) -> Tensor:

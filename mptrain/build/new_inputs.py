@@ -1,0 +1,50 @@
+"""The reader of new inputs for a trained network, chosen by the description of the run's data, ``data.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mptrain.config.targets import DATA_FACTS
+from mptrain.runlog.strict_json import read_object
+from mptrain.system.errors import ConfigError, DataError
+from mptrain.workloads.base.new_inputs import NewInputs
+from mptrain.workloads.detection.new_scenes import NewScenes
+from mptrain.workloads.enhancement.new_photos import NewPhotos
+from mptrain.workloads.images.new_pictures import NewPictures
+from mptrain.workloads.language.new_prompts import NewPrompts
+from mptrain.workloads.speech.new_recordings import NewRecordings
+from mptrain.workloads.text.new_texts import NewTexts
+from mptrain.workloads.translation.new_sentences import NewSentences
+
+#: Readers by the attribute ``inputs`` of data sets.
+KINDS: dict[str, type[NewInputs]] = {
+    "pictures": NewPictures,
+    "scenes": NewScenes,
+    "photos": NewPhotos,
+    "texts": NewTexts,
+    "sentences": NewSentences,
+    "prompts": NewPrompts,
+    "recordings": NewRecordings,
+}
+
+
+def open_new_inputs(file: Path) -> NewInputs:
+    """Return the reader of new inputs that the ``data.json`` of a run describes.
+
+    Raises:
+        DataError: It describes none, because the data set has no such reader or the file is damaged.
+        StorageError: It cannot be read.
+    """
+    card = read_object(file)
+    kind = card.get("inputs")
+    if kind not in KINDS:
+        raise DataError(
+            f"{file} does not say how new inputs are read: its data set is {card.get('name', 'unknown')}",
+            "data sets of pictures, texts and recordings that come with mptrain say it, but not in runs of version 0.2",
+        )
+    try:
+        return KINDS[kind](card, {name: card[name] for name in DATA_FACTS if name in card})
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError) as error:
+        raise DataError(
+            f"{file} is damaged: {type(error).__name__}: {error}", "restore it from a copy, or train again"
+        ) from error

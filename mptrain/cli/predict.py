@@ -1,0 +1,203 @@
+"""``mptrain predict``: the answers of a trained network to pictures, recordings or texts, one line each."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal
+
+from mptrain.cli.messages import say, warn
+from mptrain.cli.places import place_of
+from mptrain.numerics.words import counted, elided, listed, number, plain
+from mptrain.run.prediction import Prediction, predictor
+from mptrain.runlog.atomic_files import storage_errors
+from mptrain.system.errors import EXIT_DATA, EXIT_OK, DataError, UsageError
+from mptrain.system.files import open_to_read
+from mptrain.system.records import as_json
+from mptrain.workloads.base.data_files import files_below
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.images.picture_files import read_picture
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from PIL.Image import Image
+
+    from mptrain.workloads.base.new_inputs import NewInputs
+
+#: Columns of the input in lines of text.
+_WIDTH = 48
+
+#: Side in pixels to which smaller pictures are enlarged to be annotated, and the colour of annotations.
+_SMALLEST, _INK = 256, (200, 48, 0)
+
+
+def predict(arguments: Namespace) -> int:
+    """Print the answers of a run's network to the inputs that the user names.
+
+    Args:
+        arguments: Parsed command line: the run, the inputs, overrides, and options such as ``--best``.
+
+    Returns:
+        The exit code: 0, or that of unusable data if an input is unusable.
+
+    Raises:
+        MptrainError: The run cannot predict, or an input does not exist.
+    """
+    run, *words = arguments.words
+    run = place_of(run, arguments.overrides)
+    if not words:
+        raise UsageError("predict needs inputs", "name files or folders, or - for lines of standard input")
+    which: Literal["last", "best"] = "best" if arguments.best else "last"
+    with contextlib.ExitStack() as stack:
+        loaded = stack.enter_context(predictor(run, arguments.overrides, which, average=not arguments.raw))
+        names = _files(words, loaded.source) if loaded.source.suffixes else None
+        folder = _output(arguments.output, loaded.source, names)
+        given = names if names is not None else _lines(words)
+        answers = stack.enter_context(contextlib.closing(loaded.predict(given)))
+        failed = total = 0
+        for one in _with_progress(answers, names):
+            total += 1
+            answer = {name: value for name, value in one.answer.items() if name != "picture"}
+            if folder is not None and not one.error:
+                assert names is not None
+                answer["file"] = str(_draw(one, folder / names[one.given].with_suffix(".png")))
+            if one.error:
+                failed += 1
+                if not arguments.jsonl:
+                    warn([f"{one.given}: {one.error}"])
+                    continue
+            if arguments.jsonl:
+                told = {"error": one.error, "remark": one.remark}
+                fields = {"input": one.given, **answer, **{name: text for name, text in told.items() if text}}
+                say(as_json(fields))
+            else:
+                say(f"{elided(one.given, _WIDTH):<{_WIDTH}}  {_in_words(answer)}")
+    if failed:
+        warn([f"{counted(failed, 'input')} of {total:,} cannot be used"])
+    return EXIT_DATA if failed else EXIT_OK
+
+
+def _files(words: Sequence[str], source: NewInputs) -> dict[str, PurePath]:
+    """Return the files in their order, each with its path below the argument; raise DataError for missing ones."""
+    found: dict[str, PurePath] = {}
+    problems = []
+    for word in words:
+        if word == "-":
+            lines = [line for line in _decoded(sys.stdin.buffer, "standard input") if line]
+            found |= {line: PurePath(PurePath(line).name) for line in lines}
+            continue
+        place = Path(word).expanduser()
+        if place.is_dir():
+            inside = files_below(place, tuple(source.suffixes))
+            found |= {str(file): file.relative_to(place) for file in inside}
+            if not inside:
+                problems.append(f"no file in {place} ends in {', '.join(sorted(source.suffixes))}")
+        elif place.exists():
+            found[str(place)] = PurePath(place.name)
+        else:
+            problems.append(f"there is no {place}")
+    if problems or not found:
+        raise DataError(listed(problems or ["standard input names no file"], 5, "; "), "check the paths")
+    return found
+
+
+def _lines(words: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of text files, or of standard input."""
+    if missing := [word for word in words if word != "-" and not Path(word).expanduser().is_file()]:
+        raise DataError(
+            f"there is no file {listed(missing, 5)}", "give files with a text in each line, or - for standard input"
+        )
+    for word in words:
+        if word == "-":
+            yield from _decoded(sys.stdin.buffer, "standard input")
+            continue
+        file = Path(word).expanduser()
+        with storage_errors(file, "read"), open_to_read(file) as lines:
+            yield from _decoded(lines, word)
+
+
+def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    for place, line in enumerate(lines, 1):
+        try:
+            yield line.decode("utf-8-sig" if place == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise DataError(f"{name}, line {place} is not UTF-8", "save the text as UTF-8") from None
+
+
+def _with_progress(answers: Iterator[Prediction], names: Mapping[str, PurePath] | None) -> Iterator[Prediction]:
+    """Yield the answers, with a progress bar on standard error if only that is a terminal."""
+    if sys.stdout.isatty() or not sys.stderr.isatty() or names is None:
+        yield from answers
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(answers, "predicting", len(names), console=Console(file=sys.stderr), transient=True)
+
+
+def _in_words(answer: Mapping[str, Any]) -> str:
+    if "class" in answer:
+        return f"{answer['class'] or 'not finite'}  {number(answer['probability'])}"
+    if "objects" in answer:
+        objects = [f"{one['class']} {number(one['score'])}" for one in answer["objects"]]
+        return listed(objects, 8) if objects else "no objects"
+    if "loss" in answer:
+        return f"perplexity {number(answer['perplexity'])}  {plain(answer.get('continuation', ''))}"
+    return plain("  ".join(map(str, answer.values())))
+
+
+def _output(name: str | None, source: NewInputs, names: Mapping[str, PurePath] | None) -> Path | None:
+    """Return the folder for pictures; raise UsageError if it is needed or cannot be used."""
+    makes_pictures = source.card().get("inputs") == "photos"
+    if name is None:
+        if makes_pictures:
+            raise UsageError("the answers of this run are pictures", "give a folder for them: --output FOLDER")
+        return None
+    if names is None or source.card().get("inputs") == "recordings":
+        raise UsageError("--output is for pictures", "leave it out, and redirect the output: > FILE")
+    folder = Path(name).expanduser()
+    if len({name.with_suffix("") for name in names.values()}) < len(names):
+        raise UsageError("two inputs have the same name", "name one folder that has them all, each with its own name")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"--output {folder} is not empty", "choose a new folder")
+    return folder
+
+
+def _draw(one: Prediction, file: Path) -> Path:
+    """Write the picture that is the answer, or the input with the answer drawn into it."""
+    from PIL import Image
+
+    if one.picture is not None:
+        pixels = one.picture.permute(1, 2, 0).squeeze(2).numpy()
+        picture = Image.fromarray(pixels)
+    else:
+        picture = _annotated(one)
+    with storage_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(file)
+    return file
+
+
+def _annotated(one: Prediction) -> Image:
+    """Return the picture of an input with its class, or its objects and their boxes, small ones enlarged."""
+    from PIL import ImageDraw, ImageFont
+
+    picture = read_picture(one.given, 3, Faults("skip"))
+    by = max(1, _SMALLEST // max(picture.size))
+    picture = picture.resize((picture.width * by, picture.height * by), 0)
+    side = min(picture.size)
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(max(12, side // 25))
+    whole = {"class": one.answer.get("class"), "score": one.answer.get("probability"), "box": None}
+    for found in one.answer.get("objects", [whole]):
+        place = (0.0, 0.0)
+        if found["box"] is not None:
+            box = [edge * by for edge in found["box"]]
+            pen.rectangle(box, outline=_INK, width=max(2, side // 200))
+            place = (max(0.0, box[0]), max(0.0, box[1]))
+        text = f"{found['class'] or 'not finite'} {number(found['score'])}"
+        pen.rectangle(pen.textbbox(place, text, font), fill=_INK)
+        pen.text(place, text, (255, 255, 255), font)
+    return picture

@@ -1,0 +1,213 @@
+"""Predictions are those of the evaluation, sample by sample, whatever the workload; the data need not be there."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import wave
+
+import pytest
+import torch
+from PIL import Image
+from small_runs import run_in_process
+
+from mptrain.build.parts import build
+from mptrain.config.compose import reload
+from mptrain.engine.evaluate import measuring
+from mptrain.engine.snapshot import load_weights
+from mptrain.run.prediction import predictor
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.directory import find_run
+from mptrain.system.errors import DataError, UsageError
+from mptrain.workloads.language.task import continued
+
+SHORT = ("train.epochs=1", "train.batch_size=8", "run.name=run", "threads=1", "device=cpu")
+
+
+def save(image, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()).save(path)
+    return str(path)
+
+
+def noise(*shape, seed=0):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def class_folders(folder):
+    for part, count in (("train", 8), ("val", 3), ("test", 4)):
+        for name in ("cat", "dog"):
+            for number in range(count):
+                save(noise(3, 40 + number, 50, seed=number), folder / "data" / part / name / f"{number}.png")
+    words = ("dataset=image_folder", "dataset.root=data", "dataset.image_size=32", "model=cnn", *SHORT)
+    return words, lambda split: list(split.listing.paths)
+
+
+def stored_pictures(folder):
+    words = ("dataset.train_samples=64", "dataset.image_size=16", "dataset.channels=3", "model=cnn", *SHORT)
+    return words, lambda split: [save(one, folder / f"{n}.png") for n, one in enumerate(split.images[:20])]
+
+
+def texts(folder):
+    lines = [f"{'ab'[n % 2]}\tword{n % 5} and {['yes', 'no', 'maybe'][n % 3]} {'so ' * (n % 4)}" for n in range(40)]
+    for part in ("train", "val", "test"):
+        (folder / "data").mkdir(exist_ok=True)
+        (folder / "data" / f"{part}.tsv").write_text("\n".join(lines[: 40 if part == "train" else 9]) + "\n")
+    words = ("model=sequence_classifier", "dataset=labelled_text", "dataset.path=data", "dataset.min_count=1", *SHORT)
+    return words, lambda split: [line.split("\t")[1] for line in dict.fromkeys(lines[:9])]
+
+
+def sentences(folder):
+    pairs = [f"the {one} sees the {other}\t{other} {one} der" for one in "abcdefgh" for other in "abcde"]
+    (folder / "data").mkdir()
+    for part in ("train", "val", "test"):
+        (folder / "data" / f"{part}.tsv").write_text("\n".join(pairs[: 40 if part == "train" else 9]) + "\n")
+    words = ("model=seq2seq_small", "dataset=pairs", "dataset.path=data", "dataset.vocabulary=40", *SHORT)
+    return words, lambda split: [pair.split("\t")[0] for pair in pairs[:9]]
+
+
+def recordings(folder):
+    (folder / "data").mkdir()
+    for part in ("train", "val", "test"):
+        rows = []
+        for number in range(8):
+            samples = (noise(4000 + 300 * number, seed=number).to(torch.int16) - 128) * 50
+            name = f"{part}{number}.wav"
+            with wave.open(str(folder / "data" / name), "wb") as file:
+                file.setparams((1, 2, 8000, 0, "NONE", ""))
+                file.writeframes(samples.numpy().tobytes())
+            rows.append(f"{name}\t{['yes', 'no'][number % 2]}")
+        (folder / "data" / f"{part}.tsv").write_text("\n".join(rows) + "\n")
+    words = (
+        "model=deepspeech2_small",
+        "dataset=speech",
+        "dataset.path=data/train.tsv",
+        "dataset.val_path=data/val.tsv",
+    )
+    more = ("dataset.test_path=data/test.tsv", "dataset.sample_rate=8000", "dataset.workers=0", "dataset.bands=20")
+    return (*words, *more, *SHORT), lambda split: [one.name for one in split.utterances]
+
+
+def scenes(folder):
+    words = ("model=ssd_small", "dataset.train_samples=32", "dataset.val_samples=8", "dataset.test_samples=8")
+    more = ("task.shown_score=0.02",)
+    return (*words, *more, *SHORT), lambda split: [save(one, folder / f"{n}.png") for n, one in enumerate(split.images)]
+
+
+def prompts(folder):
+    (folder / "data").mkdir()
+    for part in ("train", "valid", "test"):
+        (folder / "data" / f"{part}.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    words = ("model=transformer", "dataset=text", "dataset.path=data", "dataset.tokens=char", *SHORT)
+    more = ("dataset.sequence_length=16", "dataset.stream=false")
+    return (*words, *more), lambda split: []
+
+
+KINDS = {one.__name__: one for one in (class_folders, stored_pictures, texts, sentences, recordings, scenes)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "more", [("precision=fp32",), ("precision=amp_dynamic", "train.ema_decay=0.9")], ids=["fp32", "ema"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_are_those_of_the_evaluation_sample_by_sample(kind, more, tmp_path, monkeypatch):
+    words, inputs_of = KINDS[kind](tmp_path)
+    done = run_in_process(*words, *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = find_run(str(tmp_path / "outputs/run"))
+    monkeypatch.chdir(tmp_path)
+    config = reload(run.read_config(), ())
+    parts, _ = build(config, weights=False, trains=False)
+    load_weights(parts, CheckpointStore(run.paths.checkpoints, config.checkpoint.keep).load("last").state)
+    split = parts.loaders["test"].split
+    given = inputs_of(split)
+    expected = []
+    with measuring(parts, average=True) as (model, prepare, autocast):
+        for begin in range(0, len(given), 8):
+            batch = prepare(split.fetch(range(begin, min(begin + 8, len(given))), 0, 0))
+            if kind == "scenes":
+                batch.extras["scale"] = torch.ones(batch.samples, 2)
+            with autocast:
+                expected += parts.task.predict(model, batch)
+    assert len(expected) == len(given) > 4
+    if kind in ("texts", "sentences"):  # whose inputs are not files
+        shutil.rmtree(tmp_path / "data")
+    with predictor(str(run.root)) as loaded:
+        found = list(loaded.predict(given))
+    assert [one.given for one in found] == given
+    assert [one.answer for one in found] == expected
+
+
+def test_a_prompt_is_measured_as_a_window_of_the_evaluation_and_continued(tmp_path):
+    words, _ = prompts(tmp_path)
+    done = run_in_process(*words, "precision=fp32", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = "the quick brown fox jumps over the lazy dog. "[:17]
+    with predictor(str(tmp_path / "outputs/run")) as loaded:
+        short, long, none = loaded.predict([text, text + "and more", "x"])
+        numbers = loaded.source.vocabulary.numbers(text).long()
+        logits = loaded.parts.model.eval()(numbers[None, :-1]).log_softmax(2)
+        whole = continued(loaded.parts.model, numbers[None], 32, 16)[0].tolist()
+    expected = -logits[0].gather(1, numbers[1:, None]).mean().item()
+    assert short.answer["loss"] == pytest.approx(expected, rel=1e-5)
+    assert short.answer["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+    assert short.answer["continuation"] == loaded.source.vocabulary.text(whole)
+    assert (long.remark, none.error) == ("its last 17 of 25 tokens were used", "it has fewer than two tokens")
+
+
+def test_an_enhanced_picture_is_the_networks_output_in_8_bits(tmp_path):
+    words = (
+        "model=dncnn_small",
+        "dataset=photos",
+        "dataset.patches=16",
+        "dataset.tiles_per_photo=1",
+        "precision=fp32",
+        *SHORT,
+    )
+    done = run_in_process(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    given = [save(noise(3, 20, 30), tmp_path / "a.png"), save(noise(3, 31, 17), tmp_path / "b.png")]
+    with predictor(str(tmp_path / "outputs/run")) as loaded:
+        found = list(loaded.predict(given))
+        output = loaded.parts.model.eval()(noise(3, 20, 30)[None].float() / 255)
+    assert [tuple(one.picture.shape) for one in found] == [(3, 20, 30), (3, 31, 17)]
+    assert torch.equal(found[0].picture, (output[0].clamp(0, 1) * 255).round().byte())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    words, _ = stored_pictures(folder)
+    done = run_in_process(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_an_unusable_input_is_said_and_all_others_are_answered(trained, tmp_path):
+    given = [save(noise(1, 9 + n, 9), tmp_path / f"{n}.png") for n in range(3)]
+    bad = [str(tmp_path / f"bad{n}.png") for n in range(10)]
+    for path in bad[1:]:
+        (tmp_path / path).write_text("x")
+    order = [given[0], *bad, *given[1:]]  # a whole batch is unusable
+    with predictor(str(trained / "outputs/run")) as loaded:
+        found = list(loaded.predict(order))
+    assert [one.given for one in found] == order
+    assert [bool(one.error) for one in found] == [False, *[True] * 10, False, False]
+    assert all(one.answer["class"] in "0123456789" for one in found if not one.error)
+
+
+def test_what_cannot_predict_is_refused_by_name(trained, tmp_path):
+    copy = shutil.copytree(trained / "outputs/run", tmp_path / "run")
+    card = json.loads((copy / "data.json").read_text())
+    for change, said in (
+        ({"inputs": ""}, "does not say how new inputs are read"),
+        ({"preparation": {}}, "is damaged: KeyError"),
+        ({"preparation": {**card["preparation"], "mean": ["x"]}}, "is damaged: ValueError"),
+    ):
+        (copy / "data.json").write_text(json.dumps(card | change))
+        with pytest.raises(DataError, match=said), predictor(str(copy)):
+            pass
+    with pytest.raises(UsageError, match="has no effect on predictions"), predictor(str(copy), ["dataset.root=x"]):
+        pass
