@@ -133,9 +133,11 @@ def _with_progress(answers: Iterator[Prediction], names: Mapping[str, PurePath] 
         yield from answers
         return
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    yield from track(answers, "predicting", len(names), console=Console(file=sys.stderr), transient=True)
+    console = Console(file=sys.stderr)
+    with Progress(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+        yield from bar.track(answers, len(names), description="predicting")
 
 
 def _in_words(answer: Mapping[str, Any]) -> str:

@@ -1,0 +1,139 @@
+"""`mptrain predict` as a user runs it: files, folders, standard input, a closed pipe, many files, pictures with answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+import torch
+from PIL import Image
+from small_runs import TINY, command, environment, run_in_process
+
+from mptrain.workloads.images.datasets.digits import digits_path, read_digits
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_in_process(*TINY, "train.epochs=20", "run.name=a", "threads=1", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    done = run_in_process(
+        "model=ssd_small", "dataset.train_samples=64", "dataset.val_samples=8", "dataset.test_samples=8", "train.epochs=1",
+        "task.shown_score=0", "run.name=boxes", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    images, targets = read_digits(digits_path())
+    for number in range(12):
+        place = folder / "digits" / ("even" if targets[number] % 2 == 0 else "odd")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[number, 0].numpy()).save(place / f"{number}.png")
+    return folder
+
+
+def test_a_folder_is_searched_and_each_file_has_a_line(trained):
+    done = run_in_process("predict", "a", "digits", cwd=trained)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines)) == (0, 12)
+    assert lines[0].split()[0] == "digits/even/0.png"
+    right = sum(int(line.split()[0].split("/")[-1][:-4]) % 10 == int(line.split()[1]) for line in lines)
+    assert right >= 8  # the first digits of the data set are 0 to 9 and 0, 1
+
+
+def test_an_unusable_file_is_named_and_the_exit_code_says_so(trained, tmp_path):
+    (tmp_path / "bad.png").write_text("x")
+    good = str(trained / "digits/even/0.png")
+    done = run_in_process("predict", "a", str(tmp_path / "bad.png"), good, cwd=trained)
+    assert (done.returncode, len(done.stdout.splitlines())) == (6, 1)
+    assert f"warning: {tmp_path / 'bad.png'}: it is no picture of a known format" in done.stderr
+    done = run_in_process("predict", "a", str(tmp_path / "bad.png"), good, "--jsonl", "--best", cwd=trained)
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first == {"input": str(tmp_path / "bad.png"), "error": "it is no picture of a known format"}
+    assert second["class"] == second["top"][0][0]
+    assert sum(share for _, share in second["top"]) == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("a",), "predict needs inputs"),
+        (("a", "nothing.png", "none"), "there is no nothing.png; there is no none"),
+        (("a", "digits", "dataset.root=x"), "has no effect on predictions"),
+        (("a", "digits", "--output", "digits"), "--output digits is not empty"),
+        (("b", "digits"), "no run directory b"),
+        (("a", "outputs/a/checkpoints"), "ends in .bmp"),
+    ],
+)
+def test_what_cannot_be_predicted_is_said_before_any_answer(words, said, trained):
+    done = run_in_process("predict", *words, cwd=trained)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_answers_are_drawn_into_copies_of_the_pictures(trained, tmp_path):
+    done = run_in_process("predict", "a", "digits", "--output", str(tmp_path / "out"), cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert len([*(tmp_path / "out").rglob("*.png")]) == 12
+    with Image.open(tmp_path / "out/even/0.png") as picture:
+        assert picture.size == (256, 256)
+        assert (200, 48, 0) in {picture.getpixel((x, y)) for x in range(40) for y in range(12)}
+    done = run_in_process("predict", "boxes", "digits/odd", "--output", str(tmp_path / "boxes"), cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert len([*(tmp_path / "boxes").iterdir()]) == len([*(trained / "digits/odd").iterdir()])
+
+
+@pytest.mark.process
+def test_paths_come_from_standard_input_and_a_closed_pipe_ends_it(trained):
+    names = "\n".join(str(path.relative_to(trained)) for path in sorted((trained / "digits").rglob("*.png")))
+    started = command("predict", "a", "-")
+    done = subprocess.run(
+        started, input=names, cwd=trained, env=environment(), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, len(done.stdout.splitlines()), done.stderr) == (0, 12, "")
+    shell = " ".join(["printf", repr(names + "\\n"), "|", *started, "| head -1"])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {shell}"], cwd=trained, env=environment(), capture_output=True, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, len(done.stdout.splitlines()), done.stderr) == (0, 1, "")
+
+
+@pytest.mark.long
+def test_ten_thousand_files_need_no_more_memory_than_a_hundred_and_have_a_progress_bar(trained, tmp_path):
+    images = torch.randint(0, 256, (64, 8, 8), dtype=torch.uint8)
+    (tmp_path / "few").mkdir()
+    (tmp_path / "many").mkdir()
+    for number in range(100):
+        Image.fromarray(images[number % 64].numpy()).save(tmp_path / "few" / f"{number}.png")
+    for number in range(10_000):
+        os.link(tmp_path / "few" / f"{number % 100}.png", tmp_path / "many" / f"{number}.png")
+    peaks = {}
+    for name, count in (("few", 100), ("many", 10_000)):
+        script = (
+            "import resource, sys; from mptrain.cli.main import main; code = main(sys.argv[1:]);"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=open('peak', 'w')); sys.exit(code)"
+        )
+        shown, terminal = pty.openpty()
+        with (tmp_path / "answers").open("w") as out:
+            words = [command()[0], "-c", script, "predict", "a", str(tmp_path / name), "--jsonl"]
+            running = subprocess.Popen(words, cwd=trained, env=environment(), stdout=out, stderr=terminal)
+        os.close(terminal)
+        bar = b""
+        while piece := _read(shown):
+            bar += piece
+        assert running.wait(timeout=200) == 0
+        assert b"predicting" in bar
+        assert len((tmp_path / "answers").read_text().splitlines()) == count
+        peaks[name] = int((trained / "peak").read_text())
+    assert peaks["many"] - peaks["few"] < 60_000  # kilobytes
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the program has ended
+        return b""
