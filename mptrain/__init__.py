@@ -1,21 +1,25 @@
 """Mixed precision training from the command line, with a record of every step's loss scale and overflow.
 
-`mptrain.watch` records the same of a training loop that somebody else wrote, `mptrain.doctor` and `mptrain.diagnose`
-examine a step of it, and `mptrain.recommend` a loss scale for it; `mptrain.open_run` reads a run directory.
-`mptrain.compare` judges runs of any program by their logs.
+`mptrain.train` starts a run from Python; `mptrain.open_run` and `mptrain.runs` read runs, and give their networks and
+predictions; `mptrain.compare` judges runs, or those of any program by their logs. `mptrain.watch` records a training
+loop that somebody else wrote, `mptrain.doctor` and `mptrain.diagnose` examine a step of it, and `mptrain.recommend`
+finds a loss scale for it.
 """
 
 # Nothing is imported here: `python -m mptrain` runs this before `__main__` leaves the current folder out of the search.
 
 __version__ = "0.2.0"
 
-#: Functions for Python programs, and their modules, which are imported when they are used.
+#: Names for Python programs, and their modules, which are imported when they are used.
 _FUNCTIONS = {
-    "compare": ("mptrain.comparison.logs.compare_logs", "compare"),
+    "MptrainError": ("mptrain.system.errors", "MptrainError"),
+    "compare": ("mptrain.api.compare", "compare"),
     "diagnose": ("mptrain.inspection.loop_checks", "diagnose"),
     "doctor": ("mptrain.inspection.loop_checks", "doctor"),
-    "open_run": ("mptrain.runlog.run_reader", "read_run"),
+    "open_run": ("mptrain.api.run", "open_run"),
     "recommend": ("mptrain.report.forecast_page", "recommend"),
+    "runs": ("mptrain.api.run", "runs"),
+    "train": ("mptrain.api.train", "train"),
     "watch": ("mptrain.integrations.watch", "watch"),
 }
 

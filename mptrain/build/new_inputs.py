@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mptrain.config.targets import DATA_FACTS
 from mptrain.runlog.strict_json import read_object
@@ -43,8 +45,17 @@ def open_new_inputs(file: Path) -> NewInputs:
             "data sets of pictures, texts and recordings that come with mptrain say it, but not in runs of version 0.2",
         )
     try:
-        return KINDS[kind](card, {name: card[name] for name in DATA_FACTS if name in card})
+        return KINDS[kind](card, _facts(card))
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError) as error:
         raise DataError(
             f"{file} is damaged: {type(error).__name__}: {error}", "restore it from a copy, or train again"
         ) from error
+
+
+def saved_facts(file: Path) -> dict[str, Any]:
+    """Return the facts of the data in the ``data.json`` of a run, such as the number of classes, by name."""
+    return _facts(read_object(file))
+
+
+def _facts(card: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: card[name] for name in DATA_FACTS if name in card}

@@ -30,7 +30,7 @@ from mptrain.engine.monitor import require_monitored
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.step import Plan
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
-from mptrain.precision.apply import autocast, set_matmul_precision
+from mptrain.precision.apply import autocast, matmul_precision_restored, set_matmul_precision
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, uses_upcast
 from mptrain.system.device import capabilities, untried, use
@@ -136,11 +136,12 @@ def build(
 
 @contextlib.contextmanager
 def settings_restored() -> Iterator[None]:
-    """Restore afterwards what keys of a run set: torch's threads, its deterministic mode and cuDNN's benchmark mode."""
+    """Restore afterwards what keys of a run set: torch's threads, deterministic and benchmark mode, and precision."""
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     mode = torch.get_deterministic_debug_mode()
     try:
-        yield
+        with matmul_precision_restored():
+            yield
     finally:
         torch.set_num_threads(threads)
         if torch.get_deterministic_debug_mode() != mode:  # setting it imports torch's compiler

@@ -44,7 +44,7 @@ def train(config: Config, sinks: Sequence[Sink] = ()) -> int:
     Raises:
         MptrainError: The run ends early for any reason; the run directory records it too.
     """
-    return _close(launch(config, lambda info: [*_displays(info), *sinks]), config.extensions.allow)
+    return _close(launch(config, lambda info: [*displays(info), *sinks]), config.extensions.allow)
 
 
 def resume(run: str, overrides: Sequence[str]) -> int:
@@ -60,7 +60,7 @@ def resume(run: str, overrides: Sequence[str]) -> int:
     Raises:
         MptrainError: The run cannot be resumed, or ends early for any reason.
     """
-    return _close(resume_run(run, overrides, _displays), allowed_packages(overrides))
+    return _close(resume_run(run, overrides, displays), allowed_packages(overrides))
 
 
 def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True) -> int:
@@ -107,7 +107,7 @@ def _print_evaluation(evaluation: Evaluation, which: str, weights: str) -> None:
     print_rows(f"evaluated {evaluation.root}", rows)
 
 
-def _displays(info: RunInfo) -> Sequence[Sink]:
+def displays(info: RunInfo) -> Sequence[Sink]:
     """Print the model, data, precision, scaler, device and length of a run; return its displays."""
     config, parts = info.config, info.parts
     title = f"{config.model_title} {config.precision.name}"

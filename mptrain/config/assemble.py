@@ -67,6 +67,11 @@ def assemble(
     general, sections = _read_sections(tree, chosen, catalogue, problems)
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
     targets = _read_targets(tree, sections["extensions"], problems)
+    for path in sections["extensions"].sinks if sections["extensions"] else ():
+        try:
+            Target(path, {}, sections["extensions"].allow).resolve()
+        except ConfigError as error:
+            problems += error.problems
     targets = {name: dataclasses.replace(one, fetch=tuple(fetch.get(name, ()))) for name, one in targets.items()}
     weights, told = _take_weights(targets, problems), _take_facts(targets, problems)
     freeze = _take_freeze(targets, problems)

@@ -70,9 +70,15 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ExtensionOptions:
-    """Packages, or patterns (``mypkg.*``), whose code YAML may call besides mptrain's own; section ``extensions``."""
+    """Code of the user that YAML may call; section ``extensions``.
+
+    Attributes:
+        allow: Packages, or patterns (``mypkg.*``), whose code YAML may call besides mptrain's own.
+        sinks: Classes, ``mypkg.module.Name``, that receive the records of a run (`mptrain.runlog.sink.Sink`).
+    """
 
     allow: tuple[TargetPattern, ...] = ()
+    sinks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from mptrain.config.compose import compose, reload
 from mptrain.config.schema import Config
 from mptrain.config.yaml_files import read_yaml
 from mptrain.integrations.names import unwrapped
-from mptrain.precision.apply import matmul_precision_restored
 from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.system.errors import ConfigError, instance
 from mptrain.system.random_state import other_random_numbers
@@ -273,7 +272,7 @@ def loop_config(
     device, drawn = next((one.device for one in model.parameters()), torch.device("cpu")), np.random.get_state()
     with contextlib.ExitStack() as restore:
         restore.callback(np.random.set_state, drawn)
-        for setting in (settings_restored(), matmul_precision_restored(), other_random_numbers(device)):
+        for setting in (settings_restored(), other_random_numbers(device)):
             restore.enter_context(setting)
         for mode in (torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False)):
             restore.enter_context(mode)

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from statistics import fmean
@@ -117,6 +117,9 @@ class Drawing:
     def label(self, text: str, handle: Any = None, **style: Any) -> None:
         """Add an entry to the figure's legend: a drawn matplotlib artist, or a line of the given style."""
         self._legend.append((text, Line2D([], [], **style) if handle is None else handle))
+
+    def _repr_svg_(self) -> str:
+        return self.svg
 
     def finish(self) -> None:
         """Add the legend in as many columns as fit, and store the SVG document in ``svg``."""
@@ -262,6 +265,27 @@ def step_axis(axes: Axes, last: float) -> None:
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
+
+
+def step_figure(steps: Sequence[int], series: Mapping[str, Sequence[float]], skipped: Sequence[bool]) -> Drawing:
+    """Return a figure of quantities over the steps of a run, one below the other, with crosses at skipped steps."""
+    with drawing("steps", 1.2 + 1.6 * len(series)) as figure:
+        for axes, (name, values) in zip(figure.panels(len(series)), series.items(), strict=True):
+            finite = [value for value in values if math.isfinite(value)]
+            if name == "loss_scale":
+                scale_steps(axes, (list(map(float, steps)), list(values)), color=SERIES[0])
+                power_of_two_y_axis(axes)
+            else:
+                shown = [value if math.isfinite(value) else math.nan for value in values]
+                axes.plot(steps, shown, color=SERIES[0])
+                numeric_y_axis(axes, finite, 100.0)
+                axes.set_ylabel(name.replace("_", " "))
+            if any(skipped):
+                failures_at(axes, [step for step, without in zip(steps, skipped, strict=True) if without], 0.03)
+        step_axis(axes, steps[-1])
+        if any(skipped):
+            figure.label("skipped step", **{name: value for name, value in FAILED.items() if name != "clip_on"})
+    return figure
 
 
 def tick(value: float) -> str:

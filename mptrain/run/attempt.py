@@ -12,6 +12,7 @@ from typing import Any
 from mptrain.build.parts import build
 from mptrain.config.config_diff import config_digest, describe_change
 from mptrain.config.schema import Config
+from mptrain.config.targets import Target
 from mptrain.engine.loop import Loop
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.run_storage import NoStorage, Storage
@@ -138,6 +139,8 @@ def train_run(attempt: Attempt, show: Show) -> Outcome:
         loop = Loop(parts, attempt.options, storage, (displays,))
         notes = _record_start(attempt, loop, storage, forgive=before is not None and before.status == "failed")
         sinks = show(_info(attempt, loop.planned, notes))
+        extensions = attempt.config.extensions
+        sinks = [*sinks, *(Target(path, {}, extensions.allow).build() for path in extensions.sinks)]
         sinks = [*track(attempt.config, directory, state.id, attempt.from_step, [writer, *sinks]), *sinks]
         displays.sinks = tuple(sinks)
         summary = loop.run()

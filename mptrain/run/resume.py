@@ -32,6 +32,7 @@ from mptrain.runlog import RunDirectory, RunState, find_run, read_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.manifest import manifest_name
 from mptrain.system.errors import CheckpointError, ConfigError, Problem, StorageError
+from mptrain.workloads.base.dataset import Dataset
 
 
 @settings_restored()
@@ -151,11 +152,13 @@ def continue_run(
     comm: Communicator,
     said: Mapping[str, str] | None = None,
     before: str | None = None,
+    dataset: Dataset | None = None,
 ) -> Outcome:
     """Train an existing run on as rank 0, and return its outcome; at once if it is done and nothing has changed.
 
     ``said`` has the overrides by key with which the user resumes it; None if a run of this name happened to exist.
     ``before`` is the text on record that ``config`` was made from, before the lock was held; None if it was not.
+    ``dataset`` takes the place of the configured one.
     """
     with directory.lock():
         written = directory.paths.config.exists()
@@ -176,7 +179,8 @@ def continue_run(
         comm.broadcast_object(StartState(manifest and manifest.absolute(), forgive))
         remember_run(str(directory.root))
         with comm.together():
-            built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
+            micro_batches = min_micro_batches(config, loaded)
+            built = build(config, weights=loaded is None, comm=comm, micro_batches=micro_batches, dataset=dataset)
         return train_run(resumption.attempt(built, loaded, warnings), show)
 
 

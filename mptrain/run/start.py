@@ -16,24 +16,26 @@ from mptrain.run.resume import continue_run
 from mptrain.run.tracking import require_logger
 from mptrain.runlog import RunDirectory, create_run, existing_run, open_run
 from mptrain.system.errors import EXIT_BUG, EXIT_PREEMPTED, ConfigError, MptrainError, StorageError
+from mptrain.workloads.base.dataset import Dataset
 
 
 @settings_restored()
-def launch(config: Config, show: Show) -> Outcome:
+def launch(config: Config, show: Show, dataset: Dataset | None = None) -> Outcome:
     """Train a configuration: start a new run, or resume the existing run of its name if ``run.resume`` allows it.
 
     With several ranks, it starts the other processes, or joins those of torchrun. It returns when training is finished.
-    ``show`` is called when training is about to begin and returns the sinks that display the run's records.
+    ``show`` is called when training is about to begin and returns the sinks that display the run's records. ``dataset``
+    takes the place of the configured one, in a single process.
 
     Raises:
         MptrainError: The run failed; its directory, if there is one, has the reason.
     """
     check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
-        return _launch(config, show, comm) if comm.is_rank_zero else follow(config, comm)
+        return _launch(config, show, comm, dataset) if comm.is_rank_zero else follow(config, comm)
 
 
-def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
+def _launch(config: Config, show: Show, comm: Communicator, dataset: Dataset | None) -> Outcome:
     if before := run_before_restart():
         return continue_run(_restarted_run(before), config, show, comm)
     root, name = Path(config.run.root), config.run.name
@@ -47,13 +49,13 @@ def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
             f"run directory {existing.root} exists", "continue it with run.resume=auto, or choose another run.name"
         )
     if existing is not None:
-        return continue_run(existing, config, show, comm)
+        return continue_run(existing, config, show, comm, dataset=dataset)
     require_support(config.precision, device_of(config.device, comm))  # before anything is written or loaded
     require_logger(config)
     label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
     comm.broadcast_object(StartState())
     with comm.together():
-        built = build(config, comm=comm)
+        built = build(config, comm=comm, dataset=dataset)
     directory = create_run(root, label, name)
     remember_run(str(directory.root))
     with directory.lock():

@@ -40,7 +40,7 @@ class Hooks:
 
         for holder, name in (
             (start, "build"), (start, "create_run"), (start, "existing_run"), (attempt, "truncate_records"),
-            (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse_run"), (train, "_displays"),
+            (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse_run"), (train, "displays"),
         ):  # fmt: skip
             self._wrap(holder, name, "start")
         for holder, name in (

@@ -1,0 +1,1 @@
+"""mptrain from Python: train, read and use runs. Nothing here exits, or leaves a caller's settings changed."""

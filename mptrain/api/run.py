@@ -1,0 +1,155 @@
+"""Runs from Python: their records, their network, its predictions, and their curves. Importing it imports no torch."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mptrain.numerics.words import number
+from mptrain.runlog import run_reader
+from mptrain.runlog.directory import find_run, runs_below
+from mptrain.system.errors import CheckpointError, DataError, StorageError, UsageError, suggest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mptrain.report.plotting import Drawing
+
+
+class Run(run_reader.Run):
+    """Run directory at the time of reading: the records of `mptrain.runlog.run_reader.Run`, and its trained network."""
+
+    __slots__ = ()
+
+    def model(self, *overrides: str, best: bool = False, average: bool = True) -> nn.Module:
+        """Return the trained network in FP32, on the CPU, in evaluation mode.
+
+        Args:
+            overrides: Changes of the run's configuration, such as ``extensions.allow=[my_package]``.
+            best: Take the best checkpoint instead of the last one.
+            average: Take the running average of the weights (``train.ema_decay``) if there is one.
+
+        Raises:
+            MptrainError: There is no usable checkpoint, or the network cannot be built.
+        """
+        from mptrain.build.new_inputs import saved_facts
+        from mptrain.config.compose import reload
+        from mptrain.engine.snapshot import require_same_schema
+        from mptrain.engine.weights_io import load_matching, plain_weights
+        from mptrain.runlog.checkpoints import CheckpointStore
+        from mptrain.system.random_state import other_random_numbers
+
+        config = reload(self.config, overrides)
+        loaded = CheckpointStore(self.paths.checkpoints, config.checkpoint.keep).load(_which(best))
+        require_same_schema(loaded.state)
+        with other_random_numbers(_cpu()):
+            model: nn.Module = config.model.build(**saved_facts(self.paths.data))
+        fit = load_matching(model, plain_weights(loaded.state, average=average), str(self.paths.root))
+        if fit.fresh:
+            raise CheckpointError(
+                f"{self.paths.root}: its weights do not fit the network of its configuration, such as {fit.fresh[0]}",
+                "use the mptrain version, and the code, that trained it",
+            )
+        return model.float().eval()
+
+    def predict(
+        self, inputs: str | Path | Iterable[str | Path], *overrides: str, best: bool = False, average: bool = True
+    ) -> list[dict[str, Any]]:
+        """Return the network's answers to new inputs, as ``mptrain predict`` does.
+
+        Args:
+            inputs: Paths of pictures or recordings, or texts; one, or several.
+            overrides: Changes of the run's configuration, such as ``device=cpu``.
+            best: Take the best checkpoint instead of the last one.
+            average: Take the running average of the weights if there is one.
+
+        Returns:
+            For each input its answer, values by name, such as ``class`` and ``probability``; ``picture`` is a uint8
+            tensor ``[C, H, W]``.
+
+        Raises:
+            DataError: An input is unusable.
+            MptrainError: The run cannot predict.
+        """
+        from mptrain.run.prediction import predictor
+
+        given = [inputs] if isinstance(inputs, str | Path) else inputs
+        with predictor(str(self.paths.root), overrides, _which(best), average=average) as loaded:
+            found = list(loaded.predict(map(str, given)))
+        if bad := [one for one in found if one.error]:
+            raise DataError(f"{bad[0].given}: {bad[0].error}", f"{len(bad)} of {len(found)} inputs are unusable")
+        return [one.answer for one in found]
+
+    def plot(self, *names: str, learner: str | None = None) -> Drawing:
+        """Return a figure of fields of the steps, one below the other: ``loss`` and ``loss_scale`` by default.
+
+        A notebook shows it; its ``figure`` is matplotlib's, and ``svg`` the text of a file. Skipped steps are marked.
+        ``learner`` is one of several; None for the first.
+
+        Raises:
+            UsageError: Steps have no such field, or there is no such learner.
+            StorageError: The run has no step.
+        """
+        from mptrain.report.plotting import step_figure
+
+        columns = self.columns("steps")
+        if not columns:
+            raise StorageError(f"{self.paths.root} has no step", "train it first")
+        chosen = learner or columns["learner"][0]
+        rows = [row for row, name in enumerate(columns["learner"]) if name == chosen]
+        known = [name for name, values in columns.items() if isinstance(values[0], int | float)]
+        for name in (*names, *([learner] if learner else ())):
+            if name not in (*known, *columns["learner"]):
+                raise UsageError(f"steps have no {name}", suggest(name, known, f"they have {', '.join(known)}"))
+        wanted = names or ("loss", "loss_scale")
+        series = {name: [float(columns[name][row]) for row in rows] for name in wanted}
+        skipped = [bool(columns["skipped"][row]) for row in rows]
+        return step_figure([columns["step"][row] for row in rows], series, skipped)
+
+    def __repr__(self) -> str:
+        return f"<mptrain run {self.paths.root}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
+
+    def _repr_html_(self) -> str:
+        rows = [("run", str(self.paths.root)), *self._facts(), ("overrides", " ".join(self.overrides))]
+        cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows)
+        return f"<table>{cells}</table>"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        last = self.state.attempts[-1] if self.state.attempts else None
+        steps = last.to_step if last else None
+        metric = self.summary.get("metric_name")
+        facts = [("status", self.state.status), ("steps", "" if steps is None else f"{steps:,}")]
+        facts += [(metric, number(self.summary.get("metric")))] if metric else []
+        return [(name, value) for name, value in facts if value]
+
+
+def open_run(run: str | Path) -> Run:
+    """Open a run by its directory, its name below ``outputs``, or ``last`` for the run that was started last.
+
+    Raises:
+        StorageError: There is no such run, or it is damaged; its subclass OtherVersion if another version wrote it.
+    """
+    return _as_run(run_reader.read_run(find_run(str(run)).root))
+
+
+def runs(root: str | Path = "outputs") -> list[Run]:
+    """Return the runs below a folder, the newest first; StorageError is raised if one is damaged."""
+    found = [_as_run(run_reader.read_run(directory.root)) for directory in runs_below(Path(root).expanduser())]
+    return sorted(found, key=lambda run: run.state.attempts[-1].started if run.state.attempts else "", reverse=True)
+
+
+def _as_run(read: run_reader.Run) -> Run:
+    return Run(*(getattr(read, one.name) for one in fields(read)))
+
+
+def _which(best: bool) -> Literal["last", "best"]:
+    return "best" if best else "last"
+
+
+def _cpu() -> Any:
+    import torch
+
+    return torch.device("cpu")

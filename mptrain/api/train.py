@@ -1,0 +1,97 @@
+"""`mptrain.train`: a training run from Python, as the command line starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mptrain.api.run import Run, open_run
+from mptrain.cli.messages import warn
+from mptrain.cli.train import displays
+from mptrain.config.compose import compose
+from mptrain.run.attempt import RunInfo
+from mptrain.run.start import launch
+from mptrain.runlog.sink import Sink
+from mptrain.system.errors import ConfigError, UsageError
+from mptrain.system.random_state import random_state, set_random_state
+from mptrain.workloads.base.map_style import MapDataset, torch_parts
+
+
+def train(
+    *overrides: str,
+    data: Any = None,
+    callbacks: Sequence[Sink] = (),
+    show: bool = True,
+    config_dirs: Sequence[str | Path] = (),
+    config_name: str = "train",
+) -> Run:
+    """Train a run and return it, as ``mptrain OVERRIDES`` does; an error is raised, and the process never exits.
+
+    Generators of random numbers, torch's settings, signal handlers and the current folder are as before afterwards.
+    Ctrl-C, or a notebook's stop button, ends the run after its step and saves it: `Preempted` is raised, and the same
+    call with ``run.resume=auto`` and its ``run.name`` goes on.
+
+    Args:
+        overrides: ``KEY=VALUE`` or ``GROUP=OPTION``, such as ``model=resnet18`` and ``precision=amp_dynamic``.
+        data: Map-style datasets of torch: one to train on, or a tuple or mapping of ``train``, ``val`` and ``test``,
+            whose samples are pairs (input, target). None for the configured ``dataset``.
+        callbacks: Sinks of the run's records (`mptrain.runlog.sink.Sink`), with ``take(record)`` and ``close()``.
+        show: Print the run's progress.
+        config_dirs: Folders with groups and options of your own.
+        config_name: Name of another top-level configuration.
+
+    Raises:
+        MptrainError: The configuration is invalid, or the run failed; its directory has the reason.
+    """
+    overrides = tuple(map(str, overrides))
+    if data is not None:
+        if odd := [word for word in overrides if word.lstrip("+~").startswith(("dataset=", "dataset._target_"))]:
+            raise UsageError(f"{odd[0]} has no effect beside data=", "leave one of them out")
+        overrides = ("dataset=from_python", *overrides)
+    config = compose(overrides, config_dirs=[str(folder) for folder in config_dirs], config_name=config_name)
+    if (config.distributed.procs or 1) > 1:
+        raise ConfigError(
+            f"distributed.procs={config.distributed.procs}: from Python a run has one process",
+            "start it with the command line, or with torchrun",
+        )
+    dataset = None if data is None else _dataset(data, config.dataset.arguments.get("workers", 0))
+    if show:
+        warn(config.warnings)
+
+    def sinks(info: RunInfo) -> Sequence[Sink]:
+        return [*(displays(info) if show else ()), *callbacks]
+
+    with _restored():
+        outcome = launch(config, sinks, dataset)
+    return open_run(outcome.root)
+
+
+def _dataset(data: Any, workers: int) -> MapDataset:
+    if not (parts := torch_parts(data)):
+        raise UsageError(
+            f"data is {type(data).__name__}: no map-style dataset to train on",
+            "give a torch.utils.data.Dataset, or a tuple or mapping of train, val and test",
+        )
+    return MapDataset("from_python", parts, workers)
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[None]:
+    """Restore the states of all generators of random numbers and the current folder afterwards."""
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices.append(torch.device("cuda"))
+    states, drawn, folder = [(device, random_state(device)) for device in devices], np.random.get_state(), Path.cwd()
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        np.random.set_state(drawn)
+        for device, state in states:
+            set_random_state(state, device)

@@ -1,0 +1,1 @@
+"""Data sets of no workload of their own."""

@@ -1,0 +1,95 @@
+"""Runs from Python: network, predictions, curves, lists and comparisons."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from small_runs import TINY, environment
+
+import mptrain
+from mptrain.engine.weights_io import read_weights
+from mptrain.run.evaluation import export_run
+from mptrain.system.errors import DataError, UsageError
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for precision in ("fp32", "fp16_dynamic"):
+            for seed in range(2):
+                words = (
+                    f"precision={precision}",
+                    f"seed={seed}",
+                    f"run.name={precision}-{seed}",
+                    "train.ema_decay=0.9",
+                )
+                mptrain.train(*TINY, *words, "threads=1", show=False)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _folder(trained, monkeypatch):
+    monkeypatch.chdir(trained)
+
+
+def test_a_network_has_the_weights_that_are_exported(tmp_path):
+    run = mptrain.open_run("fp16_dynamic-0")
+    for average in (True, False):
+        done = export_run("outputs/fp16_dynamic-0", "last", torch.float32, average=average, output=tmp_path / "w.pt")
+        expected = read_weights(done.path)
+        model = run.model(average=average)
+        assert not model.training
+        assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_a_picture_is_predicted_and_an_unusable_one_raises(tmp_path):
+    run = mptrain.open_run("fp32-1")
+    Image.fromarray(torch.full((8, 8), 100, dtype=torch.uint8).numpy()).save(tmp_path / "a.png")
+    (answer,) = run.predict(tmp_path / "a.png")
+    pixels = torch.full((1, 1, 8, 8), 100 / 255)
+    logits = run.model()((pixels - 0.3046) / 0.3756)
+    assert answer["probability"] == pytest.approx(logits.softmax(1).max().item(), rel=1e-4)
+    (tmp_path / "b.png").write_text("x")
+    with pytest.raises(DataError, match="it is no picture of a known format"):
+        run.predict([tmp_path / "a.png", tmp_path / "b.png"])
+
+
+def test_runs_are_listed_shown_and_plotted():
+    found = mptrain.runs()
+    assert [run.paths.root.name for run in found] == ["fp16_dynamic-1", "fp16_dynamic-0", "fp32-1", "fp32-0"]
+    assert "<td>done</td>" in found[0]._repr_html_()
+    assert "status done, steps 18" in repr(found[0])
+    figure = found[0].plot("loss", "grad_norm", "loss_scale")
+    assert len(figure.figure.axes) == 3
+    assert "loss scale" in figure._repr_svg_()
+    with pytest.raises(UsageError, match="steps have no los"):
+        found[0].plot("los")
+
+
+def test_runs_are_compared():
+    found = mptrain.compare(*mptrain.runs(), margin=0.9)
+    assert {one.arm.name: len(one.arm.runs) for one in found.arms} == {"fp32": 2, "fp16_dynamic": 2}
+    with pytest.raises(UsageError, match="either runs or logs"):
+        mptrain.compare()
+    with pytest.raises(UsageError, match="target is about logs"):
+        mptrain.compare("fp32-0", "fp32-1", target=1)
+
+
+@pytest.mark.process
+def test_the_package_and_its_runs_are_read_without_torch():
+    program = (
+        "import sys, time; begin = time.perf_counter(); import mptrain; took = time.perf_counter() - begin;"
+        "run = mptrain.open_run('fp32-0'); repr(run); run.columns('steps'); print(took, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True, timeout=60
+    )
+    took, imports_torch = done.stdout.split()
+    assert float(took) < 0.05
+    assert imports_torch == "False"
