@@ -78,7 +78,7 @@ class ExtensionOptions:
     """
 
     allow: tuple[TargetPattern, ...] = ()
-    sinks: tuple[str, ...] = ()
+    sinks: tuple[TargetPattern, ...] = ()
 
 
 @dataclass(frozen=True)
