@@ -1,16 +1,8 @@
-"""Train a small network on handwritten digits in FP16, from Python, and print the steps that overflowed.
+"""Train a small network on handwritten digits in FP16, from Python, and print the steps that overflowed."""
 
-mptrain has no Python interface for training: a run is a process, and `read_run` reads its records without torch.
-"""
+import mptrain
 
-from __future__ import annotations
-
-import subprocess
-import sys
-
-from mptrain.runlog import read_run
-
-words = [
+run = mptrain.train(
     "model=mlp",
     "precision=fp16_dynamic",
     "train.epochs=3",
@@ -18,10 +10,7 @@ words = [
     "scaler.growth_interval=20",  # instead of 2000 clean steps, so that the scale probes its limit a few times
     "run.name=example",
     "run.resume=auto",  # a second start finds the run finished, instead of stopping with an error
-]
-subprocess.run([sys.executable, "-m", "mptrain", *words], check=True)
-
-run = read_run("outputs/example")
+)
 for step in run.steps():
     if step.overflow:
         print(f"step {step.step} overflowed at loss scale {step.loss_scale:.0f} and was skipped")

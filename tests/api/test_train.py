@@ -112,7 +112,7 @@ def test_what_is_wrong_is_raised(words, more, error, said, tmp_path):
 
 def test_a_run_that_fails_says_why_in_its_directory():
     before = state()
-    with pytest.raises(mptrain.MptrainError, match="not finite|non-finite|diverged"):
+    with pytest.raises(mptrain.MptrainError, match=r"not finite|non-finite|diverged"):
         mptrain.train(*NAMED, "precision=fp32", "optimizer.lr=1e30", "run.name=bad", show=False)
     assert state() == before
     assert mptrain.open_run("bad").state.status == "failed"
