@@ -22,6 +22,7 @@ from mptrain.run.resume import resume as resume_run
 from mptrain.run.start import launch
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.strict_json import read_object
 from mptrain.system.errors import EXIT_OK
 from mptrain.system.records import EventRecord, Record
 
@@ -214,10 +215,16 @@ def print_closing(
         ("samples", str(samples) if samples.is_dir() else ""),
         ("report", f"mptrain report {quoted}"),
         ("evaluate", f"{path}mptrain eval {quoted}{trust}" if metric is not None or metrics else ""),
+        ("predict", f"{path}mptrain predict {quoted} FILE{trust}" if _predicts(run) else ""),
         ("export", f"{path}mptrain export {quoted}{trust}"),
         ("resume", f"{path}{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
     ]
     print_rows("done", rows)
+
+
+def _predicts(run: Path) -> bool:
+    """Return whether the description of a run's data says how its network's new inputs are read."""
+    return bool(read_object(RunPaths(run).data, missing_ok=True).get("inputs"))
 
 
 def _ran_out_of_time(summary: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from mptrain.engine.transfer import Transfer
 from mptrain.numerics.rounding import saturated
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import input_dtype
+from mptrain.workloads.base.task import Task
 
 if TYPE_CHECKING:
     from mptrain.engine.fault_injection import Injection
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.dataset import Dataset
     from mptrain.workloads.base.loader import Loader
-    from mptrain.workloads.base.task import Task
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ class Parts:
         # Callables are for the task, not for a file; names of classes and speakers are in the card's labels.
         names = ("class_names", "speaker_names")
         facts = {n: fact for n, fact in self.dataset.facts().items() if not callable(fact) and n not in names}
-        kind = getattr(self.dataset, "inputs", "")
+        predicts = getattr(type(self.task), "predict", Task.predict) is not Task.predict
+        kind = getattr(self.dataset, "inputs", "") if predicts else ""
         return {"name": self.dataset.name, **({"inputs": kind} if kind else {}), **facts, **own}
 
     @functools.cached_property
