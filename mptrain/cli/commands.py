@@ -214,7 +214,12 @@ def _resume(arguments: Namespace) -> int:
         return resume(run, overrides)
 
 
-@_command("evaluate the last or best checkpoint of a run", RUN, OVERRIDES, options=(BEST, RAW))
+@_command(
+    "evaluate the last or best checkpoint of a run",
+    RUN,
+    OVERRIDES,
+    options=(BEST, RAW, Option("--by-class", "write by-class.html: each class, confusions, and the worst mistakes")),
+)
 def _eval(arguments: Namespace) -> int:
     """Evaluates a checkpoint of a run.
 
@@ -227,7 +232,8 @@ def _eval(arguments: Namespace) -> int:
     run = place_of(arguments.words[0], arguments.overrides)
     with exit_at_signals():
         from mptrain.cli.train import evaluate
-    return evaluate(run, arguments.overrides, "best" if arguments.best else "last", average=not arguments.raw)
+    which = "best" if arguments.best else "last"
+    return evaluate(run, arguments.overrides, which, average=not arguments.raw, by_class=arguments.by_class)
 
 
 @_command(

@@ -20,7 +20,7 @@ from mptrain.run.describe import describe_parts
 from mptrain.run.evaluation import Evaluation, evaluate_run
 from mptrain.run.resume import resume as resume_run
 from mptrain.run.start import launch
-from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes, write_atomically
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.strict_json import read_object
 from mptrain.system.errors import EXIT_OK
@@ -29,6 +29,7 @@ from mptrain.system.records import EventRecord, Record
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
     from mptrain.engine.options import LogOptions
+    from mptrain.run.by_class import ByClass
     from mptrain.runlog.sink import Sink
 
 
@@ -64,7 +65,9 @@ def resume(run: str, overrides: Sequence[str]) -> int:
     return _close(resume_run(run, overrides, displays), allowed_packages(overrides))
 
 
-def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True) -> int:
+def evaluate(
+    run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True, by_class: bool = False
+) -> int:
     """Evaluate a checkpoint of a run on its validation and test data, and print the metrics with confidence intervals.
 
     Args:
@@ -72,6 +75,7 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
         overrides: Overrides for the evaluation, such as ``precision.eval=fp32`` or ``device=cpu``.
         which: Checkpoint to evaluate, ``last`` or ``best``.
         average: Whether to evaluate the averaged weights, if the run has them.
+        by_class: Whether to write a page of a classifier's answers by class into the run's directory.
 
     Returns:
         The exit code 0.
@@ -79,11 +83,34 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
     Raises:
         MptrainError: The run has no usable checkpoint, or its data or device is missing.
     """
-    evaluation = evaluate_run(run, overrides, which, average=average)
+    evaluation = evaluate_run(run, overrides, which, average=average, by_classes=by_class)
+    _say_evaluation(evaluation, which)
+    if evaluation.by_class is not None:
+        _write_by_class(evaluation.root, evaluation.by_class)
+    return EXIT_OK
+
+
+def _write_by_class(root: Path, found: ByClass) -> None:
+    from mptrain.cli.blocks import print_blocks
+    from mptrain.report.by_class_page import by_class_page, class_table
+    from mptrain.report.report_files import write_page
+
+    mistakes = [(one.sample, one.true, one.said, one.probability, one.text) for one in found.mistakes]
+    page = by_class_page(
+        root.name, found.split, found.class_names, found.confusion, found.not_finite, mistakes, found.pictures
+    )
+    if found.pictures:
+        write_atomically(root / "by-class-mistakes.png", found.pictures, durable=False)
+    written = write_page(page, root, root / "by-class.html", root / "by-class.md")
+    print_blocks(class_table(found.class_names, found.confusion))
+    say(f"by_class={written.html}")
+
+
+def _say_evaluation(evaluation: Evaluation, which: str) -> None:
     weights = "averaged" if evaluation.averaged else "raw"
     if sys.stdout.isatty():
         _print_evaluation(evaluation, which, weights)
-        return EXIT_OK
+        return
     lines = [f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}"]
     lines += [f"note={note}" for note in evaluation.notes]
     for record in evaluation.records:
@@ -92,7 +119,6 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
         lines.append(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}")
     for line in lines:
         say(line)
-    return EXIT_OK
 
 
 def _print_evaluation(evaluation: Evaluation, which: str, weights: str) -> None:

@@ -16,7 +16,7 @@ from mptrain.config.value_checks import show
 from mptrain.config.yaml_files import read_yaml
 
 #: Keys and sections that may differ when a run is resumed.
-IGNORED = ("run", "log", "logger", "diagnostics", "checkpoint", "chosen")
+IGNORED = ("run", "log", "logger", "diagnostics", "checkpoint", "chosen", "extensions.sinks")
 
 _ABSENT = "(absent)"
 

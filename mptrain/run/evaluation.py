@@ -18,6 +18,7 @@ from mptrain.engine.evaluate import evaluate
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights, weights_file
 from mptrain.precision.apply import count_out_of_range, describe_clamped
+from mptrain.run.by_class import ByClass, by_class
 from mptrain.run.consistency import changed_evaluation_data, trained_on
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
@@ -41,6 +42,7 @@ class Evaluation:
         averaged: Whether averaged weights (``train.ema_decay``) were evaluated.
         records: One record of metrics per split.
         notes: Differences in configuration or data between this evaluation and the run, one sentence each.
+        by_class: Answers of a classifier by class, if requested.
     """
 
     root: Path
@@ -48,15 +50,18 @@ class Evaluation:
     averaged: bool
     records: tuple[EvalRecord, ...]
     notes: tuple[str, ...]
+    by_class: ByClass | None = None
 
 
 @settings_restored()
-def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: bool) -> Evaluation:
+def evaluate_run(
+    run: str, overrides: Sequence[str], which: str, *, average: bool, by_classes: bool = False
+) -> Evaluation:
     """Evaluate a checkpoint of a run, ``last`` or ``best``, on the validation and test splits of its data.
 
     ``run`` is the run directory, or ``last`` for the run that was started last. Overrides change the run's
     configuration, such as ``device=cpu`` or ``precision.eval=fp32``. ``average`` evaluates the average of the weights
-    if there is one.
+    if there is one, and ``by_classes`` also measures the answers of a classifier by class, on the last split.
 
     Raises:
         MptrainError: There is no usable checkpoint, or data or device are missing.
@@ -89,7 +94,12 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     notes += trained_on(read_trained(directory.root), parts)
     notes += changed_evaluation_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(
-        directory.root, step, average and bool(parts.averages()) and has_averages(loaded.state), records, tuple(notes)
+        root=directory.root,
+        step=step,
+        averaged=average and bool(parts.averages()) and has_averages(loaded.state),
+        records=records,
+        notes=tuple(notes),
+        by_class=by_class(parts, splits[-1], average=average) if by_classes else None,
     )
 
 
