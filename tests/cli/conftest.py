@@ -48,7 +48,7 @@ def terminal(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("mptrain.cli.train.resume", lambda run, words: found.resumed.append((run, words)) or 0)
     monkeypatch.setattr(
         "mptrain.cli.train.evaluate",
-        lambda run, words, which, average: found.evaluated.append((run, words, which, average)) or 0,
+        lambda run, words, which, average, by_class: found.evaluated.append((run, words, which, average)) or 0,
     )
     return found
 
