@@ -81,16 +81,19 @@ def read_curve(path: Path, metric: str) -> Curve:
     if not values:
         raise DataError(f"{path} has no value of {metric}", "choose another with --metric NAME")
     numbers, found = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
-    if numbers[-1] < (highest := numbers.max()):
-        raise DataError(
-            f"{path} ends at step {numbers[-1]:,}, after it had reached {highest:,}",
-            "sort its rows by step, or delete those that a resumed run has not repeated",
-        )
-    later = np.minimum.accumulate(numbers[::-1])[::-1][1:]  # the lowest step after each value
-    kept = np.append(numbers[:-1] < later, True)
+    given_up = 0
+    if np.any(numbers[1:] <= numbers[:-1]):
+        if numbers[-1] < (highest := numbers.max()):
+            raise DataError(
+                f"{path} ends at step {numbers[-1]:,}, after it had reached {highest:,}",
+                "sort its rows by step, or delete those that a resumed run has not repeated",
+            )
+        later = np.minimum.accumulate(numbers[::-1])[::-1][1:]  # the lowest step after each value
+        kept = np.append(numbers[:-1] < later, True)
+        numbers, found, given_up = numbers[kept], found[kept], int(np.sum(~kept))
     if file == path.parent:  # a database of several runs
         digest = hashlib.sha256(f"{digest}/{path.name}".encode()).hexdigest()
-    return Curve(str(path), form, numbers[kept], found[kept], int(np.sum(~kept)), counted, digest)
+    return Curve(str(path), form, numbers, found, given_up, counted, digest)
 
 
 _Values = tuple[Sequence[int], Sequence[float], bool]
