@@ -60,7 +60,7 @@ def evaluate(
     model = _model_to_measure(parts, wide=wide, average=average)
     gathered, comm = SampleMetrics(), parts.comm
     exhibits: dict[str, Exhibit] = {}
-    with _in_evaluation_mode(parts, model), products:
+    with in_evaluation_mode(parts, model), products:
         for batch in loader.batches(epoch=0):
             if stop():
                 return None
@@ -81,7 +81,8 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
+def in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
+    """Evaluate a model inside the ``with`` block: no gradients, separate random numbers, and its buffers restored."""
     was_training = model.training
     model.eval()
     parts.plan.guard.snapshot()
