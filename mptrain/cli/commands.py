@@ -33,6 +33,7 @@ from mptrain.cli.command import (
     Outcome,
     Usage,
     any_number,
+    filter_pattern,
     positive_number,
     whole_number,
 )
@@ -259,9 +260,34 @@ def _export(arguments: Namespace) -> int:
     return export(arguments)
 
 
-@_command("list the runs below a folder, the newest first", Argument("FOLDER", "?"), options=(JSON,))
+@_command(
+    "list the runs below a folder, the newest first",
+    Argument("FOLDER", "?"),
+    options=(
+        Option(
+            "--sort",
+            "sort, best first, by a metric such as top1, started, steps, or a number of summary.json",
+            "KEY",
+        ),
+        Option(
+            "--filter",
+            "list only runs that fit: status=failed, precision=fp16*, train.epochs=3; may be repeated",
+            "KEY=PATTERN",
+            read=filter_pattern,
+            many=True,
+        ),
+        Option("--html", "write the list as a page, runs.html, with links to the reports of the runs"),
+        Option("--prune", "show failed and killed runs, or those that fit --filter, and remove them after a question"),
+        Option("--yes", "answer yes to the question of --prune"),
+        JSON,
+    ),
+)
 def _runs(arguments: Namespace) -> Outcome:
-    """Lists the runs below FOLDER, by default outputs, with status, steps, final metric and overrides."""
+    """Lists the runs below FOLDER, by default outputs, with status, steps, final metric and overrides.
+
+    KEY of --filter is run (the path), status, started, reason, a group such as model, or a key of the configuration.
+    PATTERN may have *, ? and [...]. --prune never removes a run that is running, or anything outside FOLDER.
+    """
     from mptrain.cli.runs import list_runs
 
     return list_runs(arguments)
