@@ -98,14 +98,6 @@ def any_number(text: str) -> float:
     return number
 
 
-def filter_pattern(text: str) -> str:
-    """Check ``KEY=PATTERN``, as the value of an option."""
-    key, equals, _ = text.partition("=")
-    if not (key and equals):
-        raise ValueError("must be KEY=PATTERN")
-    return text
-
-
 CONFIG_DIR = Option("--config-dir", "add a folder with your own groups and options", "DIR", "-cd", many=True)
 CONFIG_NAME = Option("--config-name", "another top-level config file (default: train)", "NAME", "-cn", default="train")
 

@@ -33,7 +33,6 @@ from mptrain.cli.command import (
     Outcome,
     Usage,
     any_number,
-    filter_pattern,
     positive_number,
     whole_number,
 )
@@ -271,9 +270,8 @@ def _export(arguments: Namespace) -> int:
         ),
         Option(
             "--filter",
-            "list only runs that fit: status=failed, precision=fp16*, train.epochs=3; may be repeated",
+            "list only runs that fit, such as status=failed or precision=fp16*; may be repeated",
             "KEY=PATTERN",
-            read=filter_pattern,
             many=True,
         ),
         Option("--html", "write the list as a page, runs.html, with links to the reports of the runs"),

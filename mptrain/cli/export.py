@@ -79,17 +79,12 @@ def _network(path: Path, network: ExportedNetwork) -> list[tuple[str, str]]:
     if path.suffix == ".onnx":
         named = ", ".join(f"{name!r}: {name}" for name in network.inputs)
         load, run = f"session = onnxruntime.InferenceSession({str(path)!r})", f"session.run(None, {{{named}}})"
-    return [
-        ("inputs", "; ".join(f"{name} {described}" for name, described in network.inputs.items())),
-        ("outputs", "; ".join(network.outputs)),
-        (
-            "checked",
-            f"answers differ from torch's by {number(network.difference)} at most, {number(network.tolerance)} is "
-            f"allowed; batches of 1, 3 and 4 with {network.checked_with}",
-        ),
-        ("load", load),
-        ("run", run),
-    ]
+    inputs = "; ".join(f"{name} {described}" for name, described in network.inputs.items())
+    by, allowed = number(network.difference), number(network.tolerance)
+    check = f"answers differ from torch's by {by} at most ({allowed} is allowed), for 1, 3 and 4 samples, "
+    check += f"in {network.checked_with}"
+    rows = {"inputs": inputs, "outputs": "; ".join(network.outputs), "checked": check, "load": load, "run": run}
+    return [*rows.items()]
 
 
 def _call(done: Export) -> str:

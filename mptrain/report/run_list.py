@@ -117,7 +117,9 @@ def filtered(runs: Sequence[FoundRun], patterns: Iterable[str]) -> list[FoundRun
     settings = [run.settings() for run in runs]
     kept = list(range(len(runs)))
     for text in patterns:
-        key, _, pattern = text.partition("=")
+        key, equals, pattern = text.partition("=")
+        if not equals:
+            raise UsageError(f"--filter {text} has no pattern", f"write --filter {text}=PATTERN")
         known = {name for own in settings for name in own}
         if runs and key not in known:
             hint = "keys are run, status, groups such as precision, and those of config.yaml, such as train.epochs"
@@ -151,10 +153,9 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
 
 
 def _is_lower_better(key: str, runs: Sequence[FoundRun]) -> bool:
-    told = [run.run.summary.get("higher_is_better") for run in runs if run.metric_name == key]
-    for higher in told:
-        if higher is not None:
-            return not higher
+    told = {run.run.summary.get("higher_is_better") for run in runs if run.metric_name == key} - {None}
+    if told:
+        return False in told
     try:
         return lower_is_better(key)
     except UsageError:

@@ -200,38 +200,23 @@ def export_run(
         write_atomically(data, indented_json(card))
     if directory.root.absolute() not in output.absolute().parents:
         write_trained(beside(output), read_trained(directory.root))
-    return Export(
-        data,
-        output,
-        form,
-        config,
-        loaded.state["progress"]["step"],
-        averaged,
-        len(trained),
-        len(content),
-        network,
-        warnings=(describe_clamped(clamped, dtype),) if clamped else (),
-    )
+    step, told = loaded.state["progress"]["step"], (describe_clamped(clamped, dtype),) if clamped else ()
+    return Export(data, output, form, config, step, averaged, len(trained), len(content), network, told)
 
 
 def form_of(output: Path | None, form: Form | None) -> Form:
-    """Return the form of an exported file by what was asked for, or by the ending of its name; raise UsageError."""
-    if form is not None and form not in FORMS:
-        raise UsageError(f"mptrain exports no {form}", f"choose {either(list(FORMS))}")
+    """Return the form of an exported file that is asked for, or that the ending of its name says; raise UsageError."""
+    if form not in (None, *FORMS):
+        raise UsageError(f"there is no form {form!r} of exported files", f"choose {either([*FORMS])}")
     if output is None:
         return form or "state_dict"
     if output.is_dir():
         raise UsageError(f"--output {output} is a folder", "write the path of a file")
-    by_name = next((name for name, endings in FORMS.items() if output.suffix in endings), None)
-    if by_name is None:
-        endings = [ending for some in FORMS.values() for ending in some if ending]
-        raise UsageError(
-            f"--output {output}: export writes no files that end in '{output.suffix}'",
-            f"end the name in {either(endings)}",
-        )
-    if form is not None and form != by_name:
-        raise UsageError(
-            f"--output {output} is the name of a file of --format {by_name}, and --format {form} is asked for",
-            f"end the name in {FORMS[form][0]}, or leave out --format",
-        )
-    return by_name
+    allowed: list[Form] = [form] if form else [*FORMS]
+    for name in allowed:
+        if output.suffix in FORMS[name]:
+            return name
+    raise UsageError(
+        f"--output {output}: {f'--format {form}' if form else 'export'} writes no files that end in '{output.suffix}'",
+        f"end the name in {either([ending for name in allowed for ending in FORMS[name] if ending])}",
+    )

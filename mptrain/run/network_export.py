@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.metadata
 import importlib.util
 import inspect
 import io
@@ -46,6 +45,7 @@ TOLERANCE_FP16 = 4.0
 
 _HINT = "--format state_dict exports its weights alone; --traceback shows where it fails"
 
+Program: TypeAlias = Literal["onnx", "torch_export"]
 _Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Run: TypeAlias = Callable[[_Call], list[Tensor]]
 
@@ -73,11 +73,7 @@ class ExportedNetwork:
 
 
 def export_network(
-    parts: Parts,
-    weights: Mapping[str, Tensor],
-    dtype: torch.dtype,
-    form: Literal["onnx", "torch_export"],
-    facts: Mapping[str, Any],
+    parts: Parts, weights: Mapping[str, Tensor], dtype: torch.dtype, form: Program, facts: Mapping[str, Any]
 ) -> ExportedNetwork:
     """Export a run's network, and check the answers of the file against torch's on batches of several sizes.
 
@@ -107,7 +103,7 @@ def export_network(
                     raise ValueError("its answers to the same input differ: it draws random numbers, or keeps a state")
             program = _program(network, example, fixed="image_size" in parts.dataset.facts())
         with _refusing(f"{name} cannot be written as {form}"):
-            content = _onnx(program, facts) if form == "onnx" else _torch_export(program)
+            content = _content(program, form, facts)
         with _refusing(f"{name} was exported, and its file cannot be run"):
             tool, run = _opened(content, form)
             difference, tolerance = _compare(whole, network, calls, dtype, run)
@@ -120,9 +116,8 @@ def export_network(
 def _calls(parts: Parts, model: nn.Module) -> list[_Call]:
     """Return the arguments with which evaluation calls a network: the example, and batches of other sizes."""
     loader = next(parts.loaders[name] for name in ("val", "test", "train") if name in parts.loaders)
-    example, other = (
-        _call(parts, model, loader.whole_batch(0, which)) for which in (0, min(1, loader.steps_per_epoch - 1))
-    )
+    first, second = 0, min(1, loader.steps_per_epoch - 1)
+    example, other = (_call(parts, model, loader.whole_batch(0, which)) for which in (first, second))
     return [_resized(example, _EXAMPLE), *(_resized(other, size) for size in _CHECKED)]
 
 
@@ -183,43 +178,33 @@ def _program(network: nn.Module, call: _Call, *, fixed: bool) -> torch.export.Ex
     return torch.export.export(network, *call, dynamic_shapes=bound)
 
 
-def _torch_export(program: torch.export.ExportedProgram) -> bytes:
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    return file.getvalue()
-
-
-def _onnx(program: torch.export.ExportedProgram, facts: Mapping[str, Any]) -> bytes:
-    signature = program.graph_signature
-    made: Any = torch.onnx.export(
-        program,
-        dynamo=True,
-        verbose=False,
-        output_names=["output"] if len(signature.user_outputs) == 1 else None,
-        dynamic_shapes=tuple({0: "batch"} for _ in signature.user_inputs),
-    )
+def _content(program: torch.export.ExportedProgram, form: Program, facts: Mapping[str, Any]) -> bytes:
+    """Return the content of the file of a program; an .onnx file cannot have more than 2 GiB."""
+    if form == "torch_export":
+        torch.export.save(program, file := io.BytesIO())
+        return file.getvalue()
+    names = ["output"] if len(program.graph_signature.user_outputs) == 1 else None
+    shapes = tuple({0: "batch"} for _ in program.graph_signature.user_inputs)
+    made: Any = torch.onnx.export(program, dynamo=True, verbose=False, output_names=names, dynamic_shapes=shapes)
     made.model.metadata_props.update({name: json.dumps(value) for name, value in facts.items()})
-    content: bytes = made.model_proto.SerializeToString()  # fails above 2 GiB, which no .onnx file can have
-    return content
+    return cast("bytes", made.model_proto.SerializeToString())
 
 
-def _opened(content: bytes, form: Literal["onnx", "torch_export"]) -> tuple[str, _Run]:
-    """Open the content of an exported file, and return the program that runs it, and a function that does."""
+def _opened(content: bytes, form: Program) -> tuple[str, _Run]:
+    """Open the content of an exported file; return the name of the program that runs it, and a function that does."""
     if form == "torch_export":
         module = torch.export.load(io.BytesIO(content)).module()
-        return f"torch {torch.__version__}", lambda call: _tensors(module(*call[0], **call[1]))
+        return "torch", lambda call: _tensors(module(*call[0], **call[1]))
     if importlib.util.find_spec("onnxruntime"):
-        runtime = load_extra("onnxruntime", "onnx", "the check of an .onnx file")
+        tool, runtime = "onnxruntime", load_extra("onnxruntime", "onnx", "the check of an .onnx file")
         options = runtime.SessionOptions()
         options.log_severity_level = 4  # it raises what it also logs
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         names = [one.name for one in session.get_inputs()]
-        tool = f"onnxruntime {runtime.__version__}"
     else:
-        library = load_extra("onnx.reference", "onnx", "the check of an .onnx file")
-        session = library.ReferenceEvaluator(load_extra("onnx", "onnx", "").load_model_from_string(content))
+        tool, library = "onnx.reference", load_extra("onnx.reference", "onnx", "the check of an .onnx file")
+        session = library.ReferenceEvaluator(content)
         names = session.input_names
-        tool = f"onnx {importlib.metadata.version('onnx')}"
 
     def run(call: _Call) -> list[Tensor]:
         arrays = [tensor.contiguous().numpy() for tensor in _tensors(call)]
@@ -237,25 +222,27 @@ def _compare(
     """
     difference = largest = rounding = 0.0
     for call in calls:
-        rounded = _cast(call, dtype)
-        exact, own = _tensors(whole(*call[0], **call[1])), _tensors(network(*rounded[0], **rounded[1]))
-        for wide, near, far in zip(exact, own, run(rounded), strict=True):
+        args, kwargs = rounded = _cast(call, dtype)
+        exact, own, there = whole(*call[0], **call[1]), network(*args, **kwargs), run(rounded)
+        for wide, near, far in zip(_tensors(exact), _tensors(own), there, strict=True):
             if (near.shape, near.dtype) != (far.shape, far.dtype):
                 raise ValueError(f"it returns {far.dtype} {list(far.shape)}, not {near.dtype} {list(near.shape)}")
             if not near.isfinite().all():
-                raise NumericsError(
-                    f"the network's own answers are not finite in {str(dtype).removeprefix('torch.')}",
-                    "export it without --fp16, or another checkpoint (--best)",
-                )
+                said = f"the network's own answers are not finite in {_name(dtype)}"
+                raise NumericsError(said, "export it without --fp16, or another checkpoint (--best)")
             difference = max(difference, _distance(far, near))
             largest, rounding = max(largest, float(near.abs().max())), max(rounding, _distance(near, wide))
     tolerance = TOLERANCE * largest + TOLERANCE_FP16 * rounding
     if difference > tolerance:
-        raise NumericsError(
-            f"answers of the exported file differ from torch's by {number(difference)}; {number(tolerance)} is allowed",
-            "report it with the model's name; --format state_dict exports its weights alone",
+        said = (
+            f"answers of the exported file differ from torch's by {number(difference)}; {number(tolerance)} is allowed"
         )
+        raise NumericsError(said, f"report it with the name of the model; {_HINT}")
     return difference, tolerance
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
@@ -270,7 +257,7 @@ def _described(program: torch.export.ExportedProgram, names: Sequence[Any]) -> d
         if isinstance(tensor := values.get(name), Tensor):
             sizes = [text if text.isdigit() else "any" for text in map(str, tensor.shape)]
             sizes[:1] = ["batch"] if sizes[:1] == ["any"] else sizes[:1]
-            described[name] = f"{str(tensor.dtype).removeprefix('torch.')} [{', '.join(sizes)}]"
+            described[name] = f"{_name(tensor.dtype)} [{', '.join(sizes)}]"
     return described
 
 
