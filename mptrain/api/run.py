@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.numerics.words import number
+from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
-from mptrain.runlog.directory import find_run, runs_below
+from mptrain.runlog.directory import find_run
 from mptrain.system.errors import CheckpointError, DataError, StorageError, UsageError, suggest
 
 if TYPE_CHECKING:
@@ -83,6 +85,23 @@ class Run(run_reader.Run):
             raise DataError(f"{bad[0].given}: {bad[0].error}", f"{len(bad)} of {len(found)} inputs are unusable")
         return [one.answer for one in found]
 
+    def export(self, output: str | Path, *overrides: str, best: bool = False, average: bool = True) -> None:
+        """Write the weights, or the network with them, to a file, as ``mptrain export`` does.
+
+        Args:
+            output: The file; its ending says the form: ``.pt``, ``.safetensors``, ``.onnx`` or ``.pt2``.
+            overrides: ``extensions.allow`` for a network of your own.
+            best: Take the best checkpoint instead of the last one.
+            average: Take the running average of the weights if there is one.
+
+        Raises:
+            MptrainError: There is no usable checkpoint, the network cannot be exported, or the file not written.
+        """
+        from mptrain.run.evaluation import export_run
+
+        place = str(self.paths.root)
+        export_run(place, _which(best), average=average, output=Path(output).expanduser(), trusted=overrides)
+
     def plot(self, *names: str, learner: str | None = None) -> Drawing:
         """Return a figure of fields of the steps, one below the other: ``loss`` and ``loss_scale`` by default.
 
@@ -135,10 +154,16 @@ def open_run(run: str | Path) -> Run:
     return _as_run(run_reader.read_run(find_run(str(run)).root))
 
 
-def runs(root: str | Path = "outputs") -> list[Run]:
-    """Return the runs below a folder, the newest first; StorageError is raised if one is damaged."""
-    found = [_as_run(run_reader.read_run(directory.root)) for directory in runs_below(Path(root).expanduser())]
-    return sorted(found, key=lambda run: run.state.attempts[-1].started if run.state.attempts else "", reverse=True)
+def runs(root: str | Path = "outputs", *patterns: str, sort: str = "started") -> list[Run]:
+    """Return the runs below a folder, as ``mptrain runs`` lists them: the newest first, or the best by a metric.
+
+    ``patterns`` are those of ``--filter``, such as ``precision=fp16*`` and ``status=done``. A damaged run is left out
+    with a warning. StorageError is raised if there is no such folder, UsageError if no run has a key.
+    """
+    found, notes = find_runs(Path(root).expanduser())
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return [_as_run(one.run) for one in ordered(filtered(found, patterns), sort)]
 
 
 def _as_run(read: run_reader.Run) -> Run:

@@ -6,7 +6,7 @@ one that is gone, renamed or has another meaning raises it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,7 +15,6 @@ from typing_extensions import Self
 
 from mptrain.cli.doctor import Machine
 from mptrain.cli.messages import writing
-from mptrain.cli.runs import ListedRun
 from mptrain.comparison.logs.compare_logs import LogComparison
 from mptrain.comparison.results import Comparison, RunMeasures, read_comparisons
 from mptrain.numerics.forecast import ScaleForecast
@@ -32,6 +31,7 @@ from mptrain.system.records import as_json
 
 if TYPE_CHECKING:
     from mptrain.report.forecast_page import Recommendation
+    from mptrain.report.run_list import FoundRun
 
 
 class Data(BaseModel):
@@ -464,14 +464,44 @@ class DoctorAnswer(Answer):
         return cls(data=DataSet.of(report, verdict=verdict, classes=classes), model=model)
 
 
+class ListedRun(Data):
+    """Run in a list.
+
+    Attributes:
+        path: The run directory.
+        status: ``done``, ``failed``, ``preempted``, ``running``, or ``killed`` while running.
+        started: Start of its last attempt in UTC, ISO 8601; empty if unknown.
+        overrides: Its ``KEY=VALUE`` overrides.
+        steps: Number of attempted steps at the end of its last attempt; null if that has not ended.
+        metric_name: Name of its final metric; null without one, and ``metric`` its value.
+        reason: Reason why it ended; empty if it is done.
+    """
+
+    path: str
+    status: str
+    started: str
+    overrides: tuple[str, ...]
+    steps: int | None
+    metric_name: str | None
+    metric: float | None
+    reason: str
+
+
 class RunsAnswer(Answer):
     """Object that ``mptrain runs --json`` prints.
 
     Attributes:
-        runs: Runs below the folder, the newest first.
-        notes: Runs that cannot be read, one sentence each.
+        runs: Runs below the folder that fit the filters, the newest first or sorted; with ``--prune`` those to remove.
+        notes: Runs that cannot be read, and with ``--prune`` those that stay, one sentence each.
+        removed: Paths of the runs that ``--prune`` has removed.
     """
 
     SCHEMA = "mptrain.runs/1"
     runs: tuple[ListedRun, ...]
     notes: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+
+    @classmethod
+    def found(cls, runs: Sequence[FoundRun], notes: Sequence[str], removed: Sequence[str] = ()) -> Self:
+        """Return the data of runs that were found."""
+        return cls(runs=tuple(map(ListedRun.of, runs)), notes=tuple(notes), removed=tuple(removed))

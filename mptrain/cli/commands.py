@@ -263,29 +263,61 @@ def _predict(arguments: Namespace) -> int:
 
 
 @_command(
-    "export the weights of a run as a plain state dict",
+    "export the weights or the network of a run to a file",
     RUN,
     Argument("PACKAGES", "?", "extensions.allow"),
     options=(
         BEST,
         RAW,
         Option("--fp16", "write float16 instead of float32"),
-        Option("--output", "file to write; a path that ends in .safetensors gets that format", "PATH"),
+        Option(
+            "--format",
+            "weights as state_dict (the default) or safetensors, or the network as onnx or torch_export",
+            "state_dict|safetensors|onnx|torch_export",
+        ),
+        Option("--output", "file to write; its ending chooses the format: .pt, .safetensors, .onnx, .pt2", "PATH"),
     ),
 )
 def _export(arguments: Namespace) -> int:
-    """Writes the weights of a run's checkpoint as a plain state dict that torch.load reads with weights_only=True.
+    """Writes the weights of a run's checkpoint, or the network with its weights, to a file.
 
-    If the run has averaged weights (train.ema_decay), they are exported.
+    A state dict is for torch.load with weights_only=True. onnx and torch_export contain the network, so that it runs
+    without its code; they take any number of samples, and their answers are compared with torch's before the file is
+    written. If the run has averaged weights (train.ema_decay), they are exported. The description of the data is copied
+    to FILE.json.
     """
     from mptrain.cli.export import export
 
     return export(arguments)
 
 
-@_command("list the runs below a folder, the newest first", Argument("FOLDER", "?"), options=(JSON,))
+@_command(
+    "list the runs below a folder, the newest first",
+    Argument("FOLDER", "?"),
+    options=(
+        Option(
+            "--sort",
+            "sort, best first, by a metric such as top1, started, steps, or a number of summary.json",
+            "KEY",
+        ),
+        Option(
+            "--filter",
+            "list only runs that fit, such as status=failed or precision=fp16*; may be repeated",
+            "KEY=PATTERN",
+            many=True,
+        ),
+        Option("--html", "write the list as a page, runs.html, with links to the reports of the runs"),
+        Option("--prune", "show failed and killed runs, or those that fit --filter, and remove them after a question"),
+        Option("--yes", "answer yes to the question of --prune"),
+        JSON,
+    ),
+)
 def _runs(arguments: Namespace) -> Outcome:
-    """Lists the runs below FOLDER, by default outputs, with status, steps, final metric and overrides."""
+    """Lists the runs below FOLDER, by default outputs, with status, steps, final metric and overrides.
+
+    KEY of --filter is run (the path), status, started, reason, a group such as model, or a key of the configuration.
+    PATTERN may have *, ? and [...]. --prune never removes a run that is running, or anything outside FOLDER.
+    """
     from mptrain.cli.runs import list_runs
 
     return list_runs(arguments)

@@ -1,4 +1,4 @@
-"""``mptrain export``: writes the weights of a run as a plain state dict, and prints how to load it."""
+"""``mptrain export``: writes the weights or the network of a run to a file, and prints how to load it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
 from mptrain.config.trust import is_allow_override, search_path
+from mptrain.numerics.words import number
 from mptrain.run.evaluation import Export, export_run
+from mptrain.run.network_export import ExportedNetwork
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.strict_json import read_object
 from mptrain.system.errors import EXIT_OK, UsageError
@@ -23,12 +25,9 @@ if TYPE_CHECKING:
 
     from mptrain.config.schema import Config
 
-#: Endings of files that ``export`` writes: safetensors; torch.save.
-_SUFFIXES = ("", ".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-
 
 def export(arguments: Namespace) -> int:
-    """Write the weights of a run's checkpoint as a plain state dict, and print how to load it.
+    """Write the weights or the network of a run's checkpoint to a file, and print how to load it.
 
     Args:
         arguments: Parsed command line: the run, options such as ``--fp16``, and ``extensions.allow=``.
@@ -46,26 +45,46 @@ def export(arguments: Namespace) -> int:
         "best" if arguments.best else "last",
         torch.float16 if arguments.fp16 else torch.float32,
         average=not arguments.raw,
-        output=_checked(arguments.output),
+        form=arguments.format,
+        output=None if arguments.output is None else Path(arguments.output),
         trusted=arguments.overrides,
     )
     warn(done.warnings)
     kind = "averaged weights" if done.averaged else "weights"
     dtype = "float16" if arguments.fp16 else "float32"
-    reader = f"torch.load({str(done.path)!r}, weights_only=True)"
-    if done.path.suffix == ".safetensors":
-        reader = f"safetensors.torch.load_file({str(done.path)!r})"
-    line = shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])
     rows = [
         ("file", str(done.path)),
         ("content", f"{kind} of step {done.step:,}, {done.tensors} tensors, {dtype}, {readable_bytes(done.bytes)}"),
-        ("load", f"model.load_state_dict({reader})"),
-        ("model", _call(done)),
-        ("data", f"{done.data}: labels and input preprocessing" if done.data.exists() else ""),
-        ("fine-tune", search_path(done.config.extensions.allow) + line),
+        *(_weights(done) if done.network is None else _network(done.path, done.network)),
+        ("data", f"{done.data}: labels and input preparation" if done.data.exists() else ""),
     ]
+    if done.network is None:
+        line = shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])
+        rows.append(("fine-tune", search_path(done.config.extensions.allow) + line))
     print_rows("exported", rows)
     return EXIT_OK
+
+
+def _weights(done: Export) -> list[tuple[str, str]]:
+    """Return rows that show how to load exported weights."""
+    reader = f"torch.load({str(done.path)!r}, weights_only=True)"
+    if done.form == "safetensors":
+        reader = f"safetensors.torch.load_file({str(done.path)!r})"
+    return [("load", f"model.load_state_dict({reader})"), ("model", _call(done))]
+
+
+def _network(path: Path, network: ExportedNetwork) -> list[tuple[str, str]]:
+    """Return rows about an exported network: what it takes and returns, its check, and how to run it."""
+    load, run = f"network = torch.export.load({str(path)!r}).module()", f"network({network.arguments})"
+    if path.suffix == ".onnx":
+        named = ", ".join(f"{name!r}: {name}" for name in network.inputs)
+        load, run = f"session = onnxruntime.InferenceSession({str(path)!r})", f"session.run(None, {{{named}}})"
+    inputs = "; ".join(f"{name} {described}" for name, described in network.inputs.items())
+    by, allowed = number(network.difference), number(network.tolerance)
+    check = f"answers differ from torch's by {by} at most ({allowed} is allowed), for 1, 3 and 4 samples, "
+    check += f"in {network.checked_with}"
+    rows = {"inputs": inputs, "outputs": "; ".join(network.outputs), "checked": check, "load": load, "run": run}
+    return [*rows.items()]
 
 
 def _call(done: Export) -> str:
@@ -87,18 +106,3 @@ def _words(config: Config) -> list[str]:
         return [*(word for word in config.overrides if word.startswith("model=")), *words]
     known = chosen in Catalogue([location.configs()]).groups["model"]
     return [*([] if known else ["--config-dir", "DIR"]), f"model={chosen}", *words]
-
-
-def _checked(name: str | None) -> Path | None:
-    """Return the path that ``--output`` names."""
-    if name is None:
-        return None
-    output = Path(name)
-    if output.is_dir():
-        raise UsageError(f"--output {output} is a folder", "write the path of a file")
-    if output.suffix not in _SUFFIXES:
-        raise UsageError(
-            f"--output {output}: export writes no files that end in '{output.suffix}'",
-            f"end the name in .safetensors, or for a file of torch.save in {', '.join(_SUFFIXES[2:])}",
-        )
-    return output

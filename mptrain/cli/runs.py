@@ -1,102 +1,101 @@
-"""``mptrain runs [FOLDER]``: lists the runs below a folder, the newest first."""
+"""``mptrain runs [FOLDER]``: lists the runs below a folder, writes them as a page, or removes some of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
-from mptrain.numerics.words import UNKNOWN, moment, number
+from mptrain.cli.messages import say, warn
+from mptrain.numerics.words import counted, moment
 from mptrain.report.page import Bullets, Text, table
-from mptrain.runlog.directory import runs_below
-from mptrain.runlog.run_reader import Run, read_run
-from mptrain.system.errors import EXIT_OK, StorageError
+from mptrain.report.report_files import write_runs
+from mptrain.report.run_list import FoundRun, filtered, find_runs, ordered, runs_table
+from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.runlog.removal import remove_leftovers, remove_run, size_of
+from mptrain.system.errors import EXIT_DATA, EXIT_OK, StorageError, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """Run in a list.
-
-    Attributes:
-        path: The run directory.
-        status: ``done``, ``failed``, ``preempted``, ``running``, or ``killed`` while running.
-        started: Start of its last attempt in UTC, ISO 8601; empty if unknown.
-        overrides: Its ``KEY=VALUE`` overrides.
-        steps: Number of attempted steps at the end of its last attempt; null if that has not ended.
-        metric_name: Name of its final metric; null without one, and ``metric`` its value.
-        reason: Reason why it ended; empty if it is done.
-    """
-
-    path: str
-    status: str
-    started: str
-    overrides: tuple[str, ...]
-    steps: int | None
-    metric_name: str | None
-    metric: float | None
-    reason: str
-
-
 def list_runs(arguments: Namespace) -> Outcome:
-    """List the runs below a folder, the newest first.
+    """List the runs below a folder, the newest first, as a table or a page, or remove some of them.
 
     Args:
-        arguments: Parsed command line: at most one folder, ``outputs`` by default.
+        arguments: Parsed command line: at most one folder, ``outputs`` by default, and options.
 
     Returns:
-        The runs, with the exit code 0.
+        The runs, with the exit code 0, or 6 if one could not be removed.
 
     Raises:
         StorageError: The folder does not exist.
+        UsageError: No run has a key that is asked for, or options contradict each other.
     """
+    if arguments.prune and arguments.html:
+        raise UsageError("--prune removes runs, and --html lists them", "give one of them")
+    if arguments.yes and not arguments.prune:
+        raise UsageError("--yes confirms --prune", "add --prune, or remove it")
     folder = Path(next(iter(arguments.words), "outputs")).expanduser()
-    if not folder.is_dir():
-        raise StorageError(f"there is no folder {folder}", "give the folder that holds the runs, run.root")
-    runs, notes = [], []
-    for directory in runs_below(folder):
-        try:
-            runs.append(_listed(read_run(directory.root), held=directory.holder() is not None))
-        except StorageError as error:
-            notes.append(str(error))
-    runs.sort(key=lambda run: run.started, reverse=True)
+    runs, notes = find_runs(folder)
+    runs = ordered(filtered(runs, arguments.filter), arguments.sort or "started")
+    if arguments.prune:
+        return _prune(runs, folder, arguments)
+    files = write_runs(folder, runs, notes, arguments.sort) if arguments.html else None
 
-    data = {"runs": runs, "notes": notes}
-    return Outcome(EXIT_OK, lambda: _print(runs, notes, folder), lambda answers: answers.RunsAnswer(**data))
-
-
-def _listed(run: Run, *, held: bool) -> ListedRun:
-    state, summary = run.state, run.summary
-    last = state.attempts[-1] if state.attempts else None
-    return ListedRun(
-        path=str(run.paths.root),
-        status="killed" if state.status == "running" and not held else state.status,
-        started=last.started if last else "",
-        overrides=run.overrides,
-        steps=last.to_step if last else None,
-        metric_name=summary.get("metric_name"),
-        metric=summary.get("metric"),
-        reason=state.reason,
-    )
-
-
-def _print(runs: list[ListedRun], notes: list[str], folder: Path) -> None:
-    rows = [
-        (
-            run.path,
-            run.status,
-            moment(run.started),
-            UNKNOWN if run.steps is None else f"{run.steps:,}",
-            f"{run.metric_name} {number(run.metric)}" if run.metric_name else "",
-            " ".join(run.overrides),
+    def show() -> None:
+        if files:
+            say(f"{files.html}\n{files.md}")
+            return
+        print_blocks(
+            runs_table(runs, arguments.sort) if runs else Text(f"there is no run in {folder}"), Bullets(tuple(notes))
         )
-        for run in runs
+
+    return Outcome(EXIT_OK, show, lambda answers: answers.RunsAnswer.found(runs, notes))
+
+
+def _prune(runs: list[FoundRun], folder: Path, arguments: Namespace) -> Outcome:
+    """Remove runs that failed or were killed, or those that a filter has selected, after the user has agreed."""
+    if not arguments.filter:
+        runs = [run for run in runs if run.status in ("failed", "killed")]
+    notes = [f"{run.path} is running: it stays" for run in runs if run.held]
+    runs = [run for run in runs if not run.held]
+    sizes = [size_of(run.run.paths.root) for run in runs]
+    rows = [
+        (run.path, run.status, moment(run.started), readable_bytes(size), run.reason)
+        for run, size in zip(runs, sizes, strict=True)
     ]
-    head = ("run", "status", "started", "steps", "metric", "overrides")
-    print_blocks(
-        table(head, rows, numeric=(3,)) if rows else Text(f"there is no run in {folder}"), Bullets(tuple(notes))
-    )
+    total = f"{counted(len(runs), 'run')}, {readable_bytes(sum(sizes))}"
+    if not arguments.json:
+        shown = table(("run", "status", "started", "size", "reason"), rows, numeric=(3,), note=total)
+        print_blocks(shown if runs else Text(f"there is no run to remove in {folder}"), Bullets(tuple(notes)))
+    removed: list[str] = []
+    failed: list[str] = []
+    if runs and (arguments.yes or (not arguments.json and _agreed(total))):
+        remove_leftovers(folder)
+        for run in runs:
+            try:
+                remove_run(run.run, folder)
+                removed.append(run.path)
+                if not arguments.json:
+                    say(f"removed {run.path}")
+            except StorageError as error:
+                failed.append(f"{error}; {error.hint}" if error.hint else str(error))
+
+    def show() -> None:
+        warn(failed)
+        if runs and not removed:
+            say("nothing was removed" if failed else "nothing was removed; --yes removes them")
+
+    code = EXIT_DATA if failed else EXIT_OK
+    return Outcome(code, show, lambda answers: answers.RunsAnswer.found(runs, [*notes, *failed], removed))
+
+
+def _agreed(what: str) -> bool:
+    """Return whether the user types yes; False without a terminal."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    say(f"\nremove {what}? This cannot be undone. Type yes:", styled=True)
+    return sys.stdin.readline().strip().lower() == "yes"

@@ -89,12 +89,19 @@ def measuring(
     inert = contextlib.nullcontext()
     products, autocast = (inert, inert) if wide else (parts.plan.products.context, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
+    with in_evaluation_mode(parts, model), products:
+        yield model, prepare, autocast
+
+
+@contextlib.contextmanager
+def in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
+    """Evaluate a model inside the ``with`` block: no gradients, separate random numbers, and its buffers restored."""
     was_training = model.training
     model.eval()
     parts.plan.guard.snapshot()
     try:
-        with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank), products:
-            yield model, prepare, autocast
+        with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank):
+            yield
     finally:
         parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
         model.train(was_training)

@@ -7,6 +7,7 @@ Values reach the templates as plain text. The template environment escapes every
 from __future__ import annotations
 
 import base64
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +56,10 @@ def _svg(plot: Plot) -> Markup:
     return Markup(inlined(plot.svg))
 
 
+def _path(text: str) -> Markup:
+    return Markup(quote(os.fsencode(text)))
+
+
 def _environment(finalize: Any, **filters: Any) -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -75,9 +80,10 @@ _HTML: Final = _environment(
     lines=lambda text: escape(plain(text, lines=True)),
     wav=lambda data: Markup("data:audio/wav;base64,") + base64.b64encode(data).decode(),
     png=lambda data: Markup("data:image/png;base64,") + base64.b64encode(data).decode(),
+    path=_path,
 )
 _MARKDOWN: Final = _environment(
-    _as_markdown, fenced=lambda text, language="": Markup(fenced(text, language)), path=lambda text: Markup(quote(text))
+    _as_markdown, fenced=lambda text, language="": Markup(fenced(text, language)), path=_path
 )
 
 

@@ -16,10 +16,14 @@ Tone = Literal["", "good", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of a table in a report: its text, and a tone (good, warn, bad) that colours it."""
+    """A cell of a table in a report: its text, a tone (good, warn, bad) that colours it, and a link.
+
+    The link is a relative path, ``./a/report.html``; empty for none.
+    """
 
     text: str
     tone: Tone = ""
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ a symbolic link.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mptrain.report.forecast_page import Recommendation, forecast_page
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Page
 from mptrain.report.replay_page import Replay, file_name, replay_page
+from mptrain.report.run_list import FoundRun, runs_page
 from mptrain.report.run_page import run_page
 from mptrain.report.sweep_page import sweep_page
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
@@ -57,6 +59,11 @@ def write_forecast(found: Recommendation) -> ReportFiles:
     """Write the report of recommended loss scales into the run directory: ``forecast.html`` and ``forecast.md``."""
     paths = found.opened.run.paths
     return write_page(forecast_page(found), paths.root, paths.forecast_html, paths.forecast_md)
+
+
+def write_runs(folder: Path, runs: Sequence[FoundRun], notes: Sequence[str], key: str | None = None) -> ReportFiles:
+    """Write the list of runs below a folder, sorted by a key, into the folder: ``runs.html`` and ``runs.md``."""
+    return write_page(runs_page(folder, runs, notes, key), folder, folder / "runs.html", folder / "runs.md")
 
 
 def write_page(page: Page, folder: Path, html_file: Path, markdown_file: Path) -> ReportFiles:

@@ -1,11 +1,11 @@
-"""Evaluation of a saved run, also on another device or in another precision mode, and export of its weights."""
+"""Evaluation of a saved run, also on another device or in another precision mode, and its export to a file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 
@@ -15,18 +15,21 @@ from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
 from mptrain.engine.evaluate import evaluate
+from mptrain.engine.parts import Parts
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights, weights_file
 from mptrain.precision.apply import count_out_of_range, describe_clamped
 from mptrain.run.by_class import ByClass, by_class
 from mptrain.run.consistency import changed_evaluation_data, trained_on
+from mptrain.run.network_export import ExportedNetwork, export_network
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
-from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.directory import find_run
-from mptrain.runlog.strict_json import read_object
+from mptrain.runlog.strict_json import indented_json, read_object
 from mptrain.runlog.trained_samples import beside, read_trained, write_trained
-from mptrain.system.errors import DataError
+from mptrain.system.errors import DataError, UsageError, either
 from mptrain.system.records import EvalRecord
+from mptrain.workloads.base.dataset import Dataset
 
 #: Keys by which an evaluation holds out a part of a folder without splits, instead of taking all of it as test data.
 _SHARES = ("dataset.val_share", "dataset.val_samples", "dataset.test_share")
@@ -74,11 +77,7 @@ def evaluate_run(
     keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
     elsewhere = "dataset.root" in keys and keys.isdisjoint(_SHARES)
     labels = tuple(read_object(directory.paths.data).get("labels", ()))
-    dataset = build_dataset(config, labels) if elsewhere else None
-    parts, _ = build(config, weights=False, trains=False, dataset=dataset)
-    require_same_schema(loaded.state)
-    require_same_labels(parts, loaded.state)
-    load_weights(parts, loaded.state)
+    parts = built(config, loaded, build_dataset(config, labels) if elsewhere else None)
     progress = loaded.state["progress"]
     splits = [name for name in ("val", "test") if name in parts.loaders]
     if not splits:
@@ -103,54 +102,85 @@ def evaluate_run(
     )
 
 
+def built(config: Config, loaded: LoadedCheckpoint, dataset: Dataset | None = None) -> Parts:
+    """Build a saved run to evaluate it, with the weights of a checkpoint; ``dataset`` replaces the configured one."""
+    parts, _ = build(config, weights=False, trains=False, dataset=dataset)
+    require_same_schema(loaded.state)
+    require_same_labels(parts, loaded.state)
+    load_weights(parts, loaded.state)
+    return parts
+
+
+Form: TypeAlias = Literal["state_dict", "safetensors", "onnx", "torch_export"]
+
+#: Endings of the names of exported files, the usual one first.
+FORMS: dict[Form, tuple[str, ...]] = {
+    "state_dict": (".pt", ".pth", ".bin", ".ckpt", ""),
+    "safetensors": (".safetensors",),
+    "onnx": (".onnx",),
+    "torch_export": (".pt2",),
+}
+
+
 @dataclass(frozen=True)
 class Export:
-    """Result of exporting the weights of a run's checkpoint to a file.
+    """Result of exporting a run's checkpoint to a file.
 
     Attributes:
-        data: Path of the run's description of its data (labels, preprocessing), which may not exist.
-        path: The exported file, a plain state dict, loadable with ``weights_only=True``.
+        data: Copy of the run's description of its data (labels, preparation) beside the file; does not exist without.
+        path: The exported file.
+        form: Its form, one of `FORMS`.
         step: Training steps attempted before the checkpoint.
         averaged: Whether the weights are averages (``train.ema_decay``).
         tensors: Number of tensors.
+        network: The network in the file and its check; None if the file has weights alone.
         warnings: Differences between the exported and the trained weights, one sentence each.
     """
 
     data: Path
     path: Path
+    form: Form
     config: Config
     step: int
     averaged: bool
     tensors: int
     bytes: int
+    network: ExportedNetwork | None = None
     warnings: tuple[str, ...] = ()
 
 
+@settings_restored()
 def export_run(
     run: str,
-    which: Literal["last", "best"],
-    dtype: torch.dtype,
+    which: Literal["last", "best"] = "last",
+    dtype: torch.dtype = torch.float32,
     *,
-    average: bool,
-    output: Path | None,
+    average: bool = True,
+    form: Form | None = None,
+    output: Path | None = None,
     trusted: Sequence[str] = (),
 ) -> Export:
-    """Write the weights of a checkpoint to a file as a plain state dict, for `torch.load` with ``weights_only=True``.
+    """Write the weights of a checkpoint to a file, or the network with its weights.
 
     Args:
         run: The run directory, or ``last`` for the run that was started last.
         which: Checkpoint to export, ``last`` or ``best``.
         dtype: Dtype of all floating-point tensors in the file; FP16 saturates at 65504.
         average: Whether to export the average of the weights if there is one.
-        output: Target file, replaced if it exists; ``.safetensors`` writes that format. None writes to a file in the
-            run's ``export`` folder.
+        form: ``state_dict``, for `torch.load` with ``weights_only=True``, ``safetensors``, ``onnx`` or
+            ``torch_export``; None takes that of the ending of ``output``, or ``state_dict``. The last two contain the
+            network: the run is built with its data, and the file is checked before it is written (`export_network`).
+        output: Target file, replaced if it exists. None writes to a file in the run's ``export`` folder.
         trusted: Overrides of ``extensions.allow``, which name the packages that the configuration may call.
 
     Raises:
-        MptrainError: There is no usable checkpoint, or the file cannot be written.
+        UsageError: There is no such form, or the name of the file ends in that of another one.
+        MptrainError: There is no usable checkpoint, the network cannot be exported, or the file cannot be written.
     """
+    form = form_of(output, form)
     directory = find_run(run)
-    config = reload(directory.read_config(), trusted)
+    text = directory.read_config()
+    config = reload(text, trusted)
     config = replace(config, overrides=tuple(directory.read_overrides()))
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     require_same_schema(loaded.state)
@@ -161,24 +191,44 @@ def export_run(
         for name, value in trained.items()
         if value.is_floating_point() and (count := count_out_of_range(value, dtype))
     }
-    weights = in_dtype(trained, dtype)
     if output is None:
-        output = (
-            directory.paths.export / f"{which}{'-average' if averaged else ''}-{str(dtype).removeprefix('torch.')}.pt"
-        )
+        name = f"{which}{'-average' if averaged else ''}-{str(dtype).removeprefix('torch.')}{FORMS[form][0]}"
+        output = directory.paths.export / name
+    card = read_object(directory.paths.data, missing_ok=True)
+    network = None
+    if form == "onnx" or form == "torch_export":
+        parts = built(reload(text, [*trusted, "precision=fp32", "device=cpu"]), loaded)
+        facts: dict[str, Any] = {name: card[name] for name in ("labels", "preparation") if name in card}
+        network = export_network(parts, trained if averaged else {}, dtype, form, facts)
+        content = network.content
+    else:
+        content = weights_file(in_dtype(trained, dtype), output)
+    if output.parent == directory.paths.export:
         with storage_errors(output.parent):
             output.parent.mkdir(exist_ok=True)
-    content = weights_file(weights, output)
     write_atomically(output, content)
+    data = output.with_name(f"{output.name}.json")
+    if card:
+        write_atomically(data, indented_json(card))
     if directory.root.absolute() not in output.absolute().parents:
         write_trained(beside(output), read_trained(directory.root))
-    return Export(
-        directory.paths.data,
-        output,
-        config,
-        loaded.state["progress"]["step"],
-        averaged,
-        len(weights),
-        len(content),
-        warnings=(describe_clamped(clamped, dtype),) if clamped else (),
+    step, told = loaded.state["progress"]["step"], (describe_clamped(clamped, dtype),) if clamped else ()
+    return Export(data, output, form, config, step, averaged, len(trained), len(content), network, told)
+
+
+def form_of(output: Path | None, form: Form | None) -> Form:
+    """Return the form of an exported file that is asked for, or that the ending of its name says; raise UsageError."""
+    if form not in (None, *FORMS):
+        raise UsageError(f"there is no form {form!r} of exported files", f"choose {either([*FORMS])}")
+    if output is None:
+        return form or "state_dict"
+    if output.is_dir():
+        raise UsageError(f"--output {output} is a folder", "write the path of a file")
+    allowed: list[Form] = [form] if form else [*FORMS]
+    for name in allowed:
+        if output.suffix in FORMS[name]:
+            return name
+    raise UsageError(
+        f"--output {output}: {f'--format {form}' if form else 'export'} writes no files that end in '{output.suffix}'",
+        f"end the name in {either([ending for name in allowed for ending in FORMS[name] if ending])}",
     )

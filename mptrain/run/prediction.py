@@ -11,11 +11,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mptrain.build.new_inputs import open_new_inputs
-from mptrain.build.parts import build, settings_restored
+from mptrain.build.parts import settings_restored
 from mptrain.config.compose import reload
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.parts import Parts
-from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
+from mptrain.run.evaluation import built
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
 from mptrain.system.device import capabilities
@@ -120,9 +120,6 @@ def predictor(
         )
     source = open_new_inputs(directory.paths.data)
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
-    require_same_schema(loaded.state)
     with settings_restored():
-        parts, _ = build(config, weights=False, trains=False, dataset=source)
-        require_same_labels(parts, loaded.state)
-        load_weights(parts, loaded.state)
+        parts = built(config, loaded, source)
         yield Predictor(parts, source, loaded.state["progress"]["step"], average)

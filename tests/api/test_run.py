@@ -46,6 +46,11 @@ def test_a_network_has_the_weights_that_are_exported(tmp_path):
         model = run.model(average=average)
         assert not model.training
         assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    run.export(tmp_path / "x.safetensors")
+    assert all(
+        torch.equal(value, run.model().state_dict()[name])
+        for name, value in read_weights(tmp_path / "x.safetensors").items()
+    )
 
 
 def test_a_picture_is_predicted_and_an_unusable_one_raises(tmp_path):
@@ -63,6 +68,7 @@ def test_a_picture_is_predicted_and_an_unusable_one_raises(tmp_path):
 def test_runs_are_listed_shown_and_plotted():
     found = mptrain.runs()
     assert [run.paths.root.name for run in found] == ["fp16_dynamic-1", "fp16_dynamic-0", "fp32-1", "fp32-0"]
+    assert [run.overrides[-1] for run in mptrain.runs("outputs", "precision=fp32", "seed=1")] == ["threads=1"]
     assert "<td>done</td>" in found[0]._repr_html_()
     assert "status done, steps 18" in repr(found[0])
     figure = found[0].plot("loss", "grad_norm", "loss_scale")

@@ -1,0 +1,202 @@
+"""List of the runs below a folder, filtered and sorted, as a table and as a page with links to their reports."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from mptrain.comparison.configurations import as_number, flat
+from mptrain.comparison.logs.question import lower_is_better
+from mptrain.config.value_checks import show
+from mptrain.numerics.words import UNKNOWN, counted, moment, number
+from mptrain.report.page import Bullets, Cell, Page, Table, Tone, section, table
+from mptrain.runlog.directory import runs_below
+from mptrain.runlog.run_reader import Run, read_run
+from mptrain.system.errors import StorageError, UsageError, either, suggest
+
+_TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "killed": "bad", "preempted": "warn"}
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """Run that was found below a folder.
+
+    Attributes:
+        run: Its small files, as read.
+        held: Whether a process is writing it.
+    """
+
+    run: Run
+    held: bool
+
+    @property
+    def path(self) -> str:
+        """Path of the run directory."""
+        return str(self.run.paths.root)
+
+    @property
+    def status(self) -> str:
+        """Status of the run: ``done``, ``failed``, ``preempted``, ``running``, or ``killed`` while running."""
+        status = self.run.state.status
+        return "killed" if status == "running" and not self.held else status
+
+    @property
+    def started(self) -> str:
+        """Start of its last attempt in UTC, ISO 8601; empty if unknown."""
+        return self.run.state.started
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Its ``KEY=VALUE`` overrides."""
+        return self.run.overrides
+
+    @property
+    def steps(self) -> int | None:
+        """Number of attempted steps at the end of its last attempt; None if that has not ended."""
+        return self.run.state.attempts[-1].to_step if self.run.state.attempts else None
+
+    @property
+    def metric_name(self) -> str | None:
+        """Name of its final metric; None without one."""
+        return self.run.summary.get("metric_name")
+
+    @property
+    def metric(self) -> float | None:
+        """Value of its final metric; None without one."""
+        return self.run.summary.get("metric")
+
+    @property
+    def reason(self) -> str:
+        """Reason why it ended; empty if it is done."""
+        return self.run.state.reason
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers that runs are sorted by: steps, and those of the summary with its final metrics."""
+        summary = self.run.summary
+        found = {"steps": self.steps, **summary, **(summary.get(summary.get("metric_split") or "test") or {})}
+        if self.metric_name:
+            found[self.metric_name] = self.metric
+        return {key: value for key, value in found.items() if type(value) in (int, float) and not math.isnan(value)}
+
+    def settings(self) -> dict[str, Any]:
+        """Return what runs are filtered by: path and status, keys of the configuration, and the options of groups."""
+        own = {"run": self.path, "status": self.status, "reason": self.reason, "started": self.started}
+        written = flat(self.run.config)
+        chosen = {key.removeprefix("chosen."): value for key, value in written.items() if key.startswith("chosen.")}
+        return {**written, **chosen, **own}
+
+
+def find_runs(folder: Path) -> tuple[list[FoundRun], list[str]]:
+    """Return the runs below a folder, the newest first, and a sentence for each that cannot be read.
+
+    Raise StorageError if the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise StorageError(f"there is no folder {folder}", "give the folder that holds the runs, run.root")
+    runs, notes = [], []
+    for directory in runs_below(folder):
+        try:
+            runs.append(FoundRun(read_run(directory.root), directory.holder() is not None))
+        except StorageError as error:
+            notes.append(str(error))
+    return sorted(runs, key=lambda run: run.started, reverse=True), notes
+
+
+def filtered(runs: Sequence[FoundRun], patterns: Iterable[str]) -> list[FoundRun]:
+    """Return the runs that fit all patterns ``KEY=PATTERN``, with ``*``, ``?`` and ``[...]`` as in names of files.
+
+    A key is one of ``config.yaml``, such as ``train.epochs``, a group, such as ``precision``, or ``run``, ``status``,
+    ``reason`` or ``started``. Numbers are compared as numbers. A named network also fits by its name,
+    ``model=resnet18``. Raise UsageError if no run has the key.
+    """
+    settings = [run.settings() for run in runs]
+    kept = list(range(len(runs)))
+    for text in patterns:
+        key, equals, pattern = text.partition("=")
+        if not equals:
+            raise UsageError(f"--filter {text} has no pattern", f"write --filter {text}=PATTERN")
+        known = {name for own in settings for name in own}
+        if runs and key not in known:
+            hint = "keys are run, status, groups such as precision, and those of config.yaml, such as train.epochs"
+            raise UsageError(f"--filter {text}: no run has the key {key!r}", suggest(key, known, hint))
+        kept = [at for at in kept if any(_fits(settings[at].get(name), pattern) for name in (key, f"{key}.name"))]
+    return [runs[at] for at in kept]
+
+
+def _fits(value: Any, pattern: str) -> bool:
+    text = value if isinstance(value, str) else show(value)
+    asked = as_number(pattern)
+    return fnmatchcase(text, pattern) or (asked is not None and as_number(text) == asked)
+
+
+def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
+    """Return the runs sorted by ``started``, the newest first, or by a number, the best first and those without last.
+
+    Numbers are ``steps``, metrics, and others of ``summary.json``. The lower one is better if the run says so of its
+    metric, or the name, such as ``loss``. Otherwise the largest is first. Raise UsageError if no run has the number.
+    """
+    if key == "started":
+        return sorted(runs, key=lambda run: run.started, reverse=True)
+    values = [run.numbers() for run in runs]
+    known = {name for own in values for name in own}
+    if runs and key not in known:
+        hint = f"choose {either(['started', *sorted(known)])}"
+        raise UsageError(f"--sort {key}: no run has such a number", suggest(key, {"started", *known}, hint))
+    sign = 1 if _is_lower_better(key, runs) else -1
+    places = sorted(range(len(runs)), key=lambda at: (key not in values[at], sign * values[at].get(key, 0)))
+    return [runs[at] for at in places]
+
+
+def _is_lower_better(key: str, runs: Sequence[FoundRun]) -> bool:
+    told = {run.run.summary.get("higher_is_better") for run in runs if run.metric_name == key} - {None}
+    if told:
+        return False in told
+    try:
+        return lower_is_better(key)
+    except UsageError:
+        return False
+
+
+def runs_table(runs: Sequence[FoundRun], key: str | None = None, beside: Path | None = None) -> Table:
+    """Return the table of runs, with the number that they are sorted by.
+
+    With ``beside``, the folder of the page, each run links to its report if it has one.
+    """
+    shown = None if key in (None, "started", "steps", *{run.metric_name for run in runs}) else key
+    rows = [
+        (
+            Cell(run.path, link=_report(run, beside)) if beside else run.path,
+            Cell(run.status, _TONES.get(run.status, "")),
+            moment(run.started),
+            UNKNOWN if run.steps is None else f"{run.steps:,}",
+            f"{run.metric_name} {number(run.metric)}" if run.metric_name else "",
+            number(run.numbers().get(shown)) if shown else "",
+            " ".join(run.overrides),
+        )
+        for run in runs
+    ]
+    return table(("run", "status", "started", "steps", "metric", shown, "overrides"), rows, numeric=(3, 5))
+
+
+def runs_page(folder: Path, runs: Sequence[FoundRun], notes: Sequence[str], key: str | None = None) -> Page:
+    """Return the page of a folder that lists runs, with links to their reports."""
+    without = [run for run in runs if not _report(run, folder)]
+    missing = (f"{counted(len(without), 'run')} without a report: mptrain report RUN writes it",) if without else ()
+    return Page(
+        over="mptrain runs",
+        title=folder.resolve().name,
+        status=Cell(""),
+        lead=f"{counted(len(runs), 'run')}, {'the newest first' if key in (None, 'started') else f'by {key}'}.",
+        sections=(section("Runs", runs_table(runs, key, folder), Bullets((*missing, *notes))),),
+    )
+
+
+def _report(run: FoundRun, folder: Path) -> str:
+    """Return the link from a page in a folder to the report of a run; empty if it has none."""
+    report = run.run.paths.report_html
+    return f"./{os.path.relpath(report, folder)}" if report.is_file() else ""

@@ -1,0 +1,125 @@
+"""Lists of runs: which fit, which is the best, and where their reports are."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+import pytest
+from report.folders import HOSTILE, make_run
+
+from mptrain.report.html_and_markdown import html, markdown_page
+from mptrain.report.run_list import filtered, find_runs, ordered, runs_page
+from mptrain.runlog.summary_file import read_summary, write_summary
+from mptrain.system.errors import StorageError, UsageError
+
+CONFIG = """seed: {seed}
+optimizer:
+  lr: {lr}
+train:
+  ema_decay: null
+chosen:
+  model: {model}
+  precision: {precision}
+model:
+  name: {name}
+"""
+
+
+def make(root, name, *, model="cnn", precision="fp32", lr="0.001", title="null", seed=0, numbers=(), **more):
+    config = CONFIG.format(seed=seed, lr=lr, model=model, precision=precision, name=title)
+    path = make_run(root / name, steps=3, config=config, **more)
+    if numbers:
+        file = path / "summary.json"
+        write_summary(file, {**read_summary(file), **dict(numbers)})
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path):
+    make(tmp_path, "a", precision="fp16_static", metric=0.5, numbers={"test": {"loss": 3.0}, "train_seconds": 5.0})
+    make(tmp_path, "b", model="torchvision", title="resnet18", lr="1e-2", metric=0.9, numbers={"test": {"loss": 4.0}})
+    make(tmp_path, "deep/c", precision="fp16_dynamic", status="failed", reason="it diverged")
+    make(tmp_path, "d", status="running", seed=7)
+    make(tmp_path, "e", metric=float("nan"), numbers={"test": {"loss": 2.0}})
+    found, notes = find_runs(tmp_path)
+    assert not notes
+    return found
+
+
+def names(runs):
+    return "".join(run.path[-1] for run in runs)
+
+
+def test_all_runs_with_their_status_the_newest_first(runs):
+    assert {run.path[-1]: run.status for run in runs} == {
+        "a": "done", "b": "done", "c": "failed", "d": "killed", "e": "done",
+    }  # fmt: skip
+    assert [run.started for run in runs] == sorted((run.started for run in runs), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        ((), "abcde"), (("status=failed",), "c"), (("status=[fk]*",), "cd"), (("precision=fp16*",), "ac"),
+        (("precision=fp16*", "status=done"), "a"), (("model=resnet*",), "b"), (("model=torchvision",), "b"),
+        (("optimizer.lr=1e-3",), "acde"), (("optimizer.lr=0.010",), "b"), (("seed=7",), "d"), (("run=*deep*",), "c"),
+        (("reason=*diverged",), "c"), (("train.ema_decay=null",), "abcde"), (("chosen.model=cnn",), "acde"),
+        (("seed=8",), ""), (("model=",), ""), (("model=CNN",), ""),
+    ],
+)  # fmt: skip
+def test_runs_that_fit_all_patterns(runs, patterns, expected):
+    assert sorted(names(filtered(runs, patterns))) == sorted(expected)
+
+
+def test_a_key_that_no_run_has_is_named_with_one_that_is_meant(runs):
+    with pytest.raises(UsageError, match="no run has the key 'precison'") as raised:
+        filtered(runs, ["precison=fp16"])
+    assert raised.value.hint == "did you mean precision?"
+    with pytest.raises(UsageError, match="no run has such a number") as raised:
+        ordered(runs, "los")
+    assert raised.value.hint == "did you mean loss?"
+    assert filtered([], ["precison=fp16"]) == ordered([], "los") == []
+
+
+@pytest.mark.parametrize(
+    ("key", "first", "without"), [("top1", "ba", "cde"), ("loss", "eab", "cd"), ("train_seconds", "", "cd")]
+)
+def test_the_best_is_first_and_runs_without_the_number_last(runs, key, first, without):
+    sorted_names = names(ordered(runs, key))
+    assert sorted_names.startswith(first)
+    assert set(sorted_names[-len(without) :]) == set(without)
+
+
+def test_the_run_says_which_direction_is_better(tmp_path):
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        make(tmp_path, name, metric=value, numbers={"metric_name": "distance", "higher_is_better": False})
+    found = find_runs(tmp_path)[0]
+    assert names(ordered(found, "distance")) == "ab"
+    assert names(ordered(found, "terms_per_second"))  # equal: any order
+
+
+def test_the_page_links_to_reports_that_are_there_and_shows_any_text(tmp_path):
+    for number, text in enumerate(HOSTILE):
+        make(tmp_path, f"{number} {text[:40]}".replace("/", "_").replace("\x00", ""), words=(f"model={text}",))
+    make(tmp_path, "without")
+    found, notes = find_runs(tmp_path)
+    for run in found:
+        if not run.path.endswith("without"):
+            run.run.paths.report_html.write_text("there")
+    page = runs_page(tmp_path, found, notes)
+    text, plain = html(page), markdown_page(page, "figures")
+    assert "<script" not in text
+    assert "<svg" not in text
+    links = re.findall(r'<td[^>]*><a href="([^"]*)">', text)
+    assert len(links) == len(HOSTILE)
+    for link in links:
+        assert link.startswith("./")
+        assert (tmp_path / unquote(link, errors="surrogateescape")).read_text() == "there"
+        assert f"]({link})" in plain
+    assert "1 run without a report" in text
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(StorageError, match="there is no folder"):
+        find_runs(tmp_path / "nowhere")
