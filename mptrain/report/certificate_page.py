@@ -34,7 +34,9 @@ def certificate_page(comparison: LogComparison) -> Page:
         lead=" ".join(f"{arm.name}: {arm.verdict}." for arm in judged),
         sections=(
             Section("Verdicts", tuple(outcome_blocks(comparison))),
-            section("Claim", facts(*_claim(comparison.question, comparison.alpha), ("noise floor", _noise(comparison)))),
+            section(
+                "Claim", facts(*_claim(comparison.question, comparison.alpha), ("noise floor", _noise(comparison)))
+            ),
             section(
                 "Not excluded",
                 Bullets((*_not_excluded(comparison.arms), *_overturned(comparison))),

@@ -260,9 +260,10 @@ def overlay_plot(
             style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.3, "alpha": 0.9}
             for curve in some:
                 if name == "scales":
-                    plotting.scale_steps(axes, curve.extremes(), **style)
+                    figure.line(axes, group or unit, curve.extremes(), powers=True, drawstyle="steps-post", **style)
                 else:
-                    axes.plot(*(curve.smooth() if len(curve) > LONG else curve.means()), **style)
+                    points = curve.smooth() if len(curve) > LONG else curve.means()
+                    figure.line(axes, group or unit, points, **style)
             if 1 < len(groups) <= plotting.MOST_NAMED:
                 figure.label(elided(group, plotting.NAME), **style)
         if name == "scales":
@@ -273,7 +274,7 @@ def overlay_plot(
             )
         axes.set_ylabel(unit)
         plotting.step_axis(axes, max((curve.means()[0][-1] for curve in curves if len(curve)), default=1))
-    return Plot(name, caption, figure.svg)
+    return Plot(name, caption, figure.svg, figure.charts)
 
 
 def _metrics(points: Sequence[OpenedPoint]) -> list[float]:
