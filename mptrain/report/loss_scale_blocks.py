@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from mptrain.numerics.words import counted, elided, scale
 from mptrain.report import plotting
-from mptrain.report.curves import Curve
+from mptrain.report.curves import EXTREMES, MARK, Curve, in_groups
 from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
 from mptrain.report.run_blocks import OpenedRun
 from mptrain.report.run_history import LearnerHistory, Offender, Overflows
@@ -163,7 +163,10 @@ def loss_scale_plot(
         for phase, (colour, shape) in MARKS.items():
             if any(phase in each.counts for panel in panels for each in panel.overflows):
                 figure.label(f"overflow, {phase}", color=colour, marker=shape, linestyle="none", markersize=6)
-    return Plot(name, caption, figure.svg, figure.charts)
+    marks = [curve for panel in panels for each in panel.overflows for curve in each.marks.values()]
+    marks += [curve for _, offender in offenders for curve in offender.marks.values()]
+    caption += in_groups([curve for panel in panels for curve in panel.scales], EXTREMES)
+    return Plot(name, caption + in_groups(marks, MARK), figure.svg, figure.charts)
 
 
 def _scale_panel(figure: plotting.Drawing, axes: Axes, panel: Panel) -> None:

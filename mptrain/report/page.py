@@ -88,7 +88,8 @@ class Series:
             ``steps`` for marks whose height means nothing.
         width: Width of the line in points.
         dash: Line style of matplotlib: ``-``, ``--``, ``:`` or ``-.``.
-        marker: Marker of matplotlib, such as ``o``; ``None`` for none.
+        marker: Marker of matplotlib, such as ``o``; ``ring`` for an outline; ``None`` for none.
+        size: Diameter of the marker in points.
         low: Lower end of a band around the curve, with ``high``; empty for none.
     """
 
@@ -101,6 +102,7 @@ class Series:
     width: float = 1.6
     dash: str = "-"
     marker: str = "None"
+    size: float = 6.0
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
 

@@ -149,9 +149,8 @@ class Drawing:
             axes.fill_between(points[0], *band, color=drawn.get_color(), alpha=0.15, linewidth=0)
         if powers:
             self._powers.add(axes)
-        marker = str(drawn.get_marker()) if drawn.get_markersize() else "None"
         low, high = band or ((), ())
-        alpha = drawn.get_alpha()
+        alpha, size = drawn.get_alpha(), drawn.get_markersize()
         kept = Series(
             name,
             tuple(points[0]),
@@ -160,7 +159,8 @@ class Drawing:
             alpha=1.0 if alpha is None else alpha,
             width=drawn.get_linewidth(),
             dash=str(drawn.get_linestyle()),
-            marker=marker,
+            marker="ring" if drawn.get_markerfacecolor() == "none" else str((size and drawn.get_marker()) or None),
+            size=size,
             low=tuple(low),
             high=tuple(high),
         )
@@ -179,7 +179,7 @@ class Drawing:
     def name_rows(self, axes: Axes, names: Sequence[str]) -> None:
         """Turn the vertical axis into named rows as `category_y_axis` does, on the page too."""
         category_y_axis(axes, names)
-        self._rows[axes] = tuple(names)
+        self._rows[axes] = tuple(elided(name, 22) for name in names)
 
     def label(self, text: str, handle: Any = None, **style: Any) -> None:
         """Add an entry to the figure's legend: a drawn matplotlib artist, or a line of the given style."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.numerics.words import counted, elided, scale
-from mptrain.report.curves import Curve
+from mptrain.report.curves import EXTREMES, MARK, Curve, in_groups
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -311,4 +311,7 @@ def _plot(replay: Replay) -> Plot:
         if any(len(one.replayed.marks) for one in learners):
             figure.label("overflow, replayed", **_NO_LINE, **_MARKS[1])
     caption = "Recorded and replayed loss scales over steps. Marks show recorded and replayed overflows."
+    drawn = [course for learner in learners for course in (learner.recorded, learner.replayed)]
+    caption += in_groups([course.scales for course in drawn], EXTREMES)
+    caption += in_groups([course.marks for course in drawn], MARK)
     return Plot(name, caption, figure.svg, figure.charts)

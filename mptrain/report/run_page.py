@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from mptrain.numerics.words import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
-from mptrain.report.curves import MOST_BUCKETS, Curve
+from mptrain.report.curves import MEAN, MOST_BUCKETS, Curve, in_groups
 from mptrain.report.gradient_histogram_blocks import gradient_histogram_blocks
 from mptrain.report.loss_scale_blocks import loss_scale_blocks
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Table, Text, Tiles, plots, section, table
@@ -309,7 +309,9 @@ def _metric_plot(history: History, views: Sequence[MetricView]) -> Plot:
             figure.label("best", color=BLACK, marker="o", markersize=8, markerfacecolor="none", linestyle="none")
         if any(view.name in tests for view in views):
             figure.label("test", color=VERMILLION, marker="D", markersize=6, linestyle="none")
-    return Plot("metric", f"{', '.join(view.name for view in views)} over steps.", figure.svg, figure.charts)
+    caption = f"{', '.join(view.name for view in views)} over steps."
+    caption += in_groups([validation[view.name] for view in views if view.name in validation], MEAN)
+    return Plot("metric", caption, figure.svg, figure.charts)
 
 
 def _metric(figure: Drawing, axes: Axes, view: MetricView, validation: Curve, test: Curve) -> None:
