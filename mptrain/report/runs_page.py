@@ -31,7 +31,10 @@ def runs_page(folders: Sequence[Path]) -> Page:
     runs = dict(zip(labels([one.run for one in opened]), opened, strict=True))
     notes = tuple(f"{name}: {note}" for name, run in runs.items() for note in run.history.notes)
     rows = [
-        (name, run.status, f"{run.history.steps:,}", *_metric(run), share(_skipped(run)), str(run.run.paths.root))
+        (
+            *(name, run.status, f"{run.history.steps:,}", run.metric, number(run.run.summary.get("metric"))),
+            *(share(run.skip_rate), str(run.run.paths.root)),
+        )
         for name, run in runs.items()
     ]
     head = ("run", "status", "steps", "metric", "value", "skipped", "folder")
@@ -60,16 +63,6 @@ def labels(runs: Sequence[Run]) -> list[str]:
         label if label and repeated[label] == 1 else f"{label} ({name})" if label else name
         for label, name in zip(short, names, strict=True)
     ]
-
-
-def _metric(run: OpenedRun) -> tuple[str, str]:
-    return run.metric, number(run.run.summary.get("metric"))
-
-
-def _skipped(run: OpenedRun) -> float | None:
-    learners = run.history.learners.values()
-    attempts = sum(learner.attempts for learner in learners)
-    return sum(learner.refused for learner in learners) / attempts if attempts else None
 
 
 def _figures(runs: dict[str, OpenedRun]) -> Iterator[Plot]:

@@ -4,14 +4,12 @@
   const paths = typeof uPlot === "undefined" ? null : uPlot.paths;  // a page without curves has no uPlot
   const LINES = paths && {line: paths.linear(), stepped: paths.stepped({align: 1})};
   const INK = "#374151", GRID = "#e5e7eb", FONT = "12px system-ui, sans-serif";
+  const STROKED = {ring: 1.5, X: 2.5};  // markers that are drawn as lines, with their width
   const DASHES = {"--": [7, 4], ":": [2, 3], "-.": [8, 3, 2, 3]};
   const GLYPHS = {v: "▼", "^": "▲", X: "✖", s: "■", D: "◆", o: "●", ring: "○"};
-  const CROSS = [
-    [-1, -.6], [-.6, -1], [0, -.4], [.6, -1], [1, -.6], [.4, 0],
-    [1, .6], [.6, 1], [0, .4], [-.6, 1], [-1, .6], [-.4, 0],
-  ];
   const OUTLINES = {
-    v: [[-1, -.9], [1, -.9], [0, 1]], "^": [[-1, .9], [1, .9], [0, -1]], X: CROSS,
+    v: [[-1, -.9], [1, -.9], [0, 1]], "^": [[-1, .9], [1, .9], [0, -1]],
+    X: [[-.7, -.7], [.7, .7], [0, 0], [.7, -.7], [-.7, .7], [0, 0]],
     s: [[-.8, -.8], [.8, -.8], [.8, .8], [-.8, .8]], D: [[0, -1], [1, 0], [0, 1], [-1, 0]],
   };
 
@@ -21,9 +19,7 @@
     return made;
   }
 
-  function button(text, title, act) {
-    return make("button", {type: "button", title, onclick: act}, text);
-  }
+  const button = (text, title, act) => make("button", {type: "button", title, onclick: act}, text);
 
   function save(name, blob) {
     const link = make("a", {href: URL.createObjectURL(blob), download: name});
@@ -35,12 +31,11 @@
     const power = Math.log2(value);
     if (base === 2 && power >= 10 && Number.isInteger(power)) return `2^${power}`;
     const size = Math.abs(value);
-    if (size >= 1e9 || (size && size < 1e-4)) return value.toExponential(4).replaceAll("-", "−");
+    if (size >= 1e9 || (size && size < 1e-4)) return (+value.toPrecision(5)).toExponential().replaceAll("-", "−");
     return (+value.toPrecision(6)).toLocaleString("en-US", {maximumFractionDigits: 10}).replace("-", "−");
   }
 
   function tick(value, base) {
-    if (value && Math.abs(value) < 1e-4) return (+value.toPrecision(6)).toExponential().replaceAll("-", "−");
     if (base === 2 && value >= 1) return `2^${Math.log2(value)}`;
     for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]])
       if (Math.abs(value) >= size) return words(value / (letter === "k" ? 1e3 : size)) + letter;
@@ -72,7 +67,7 @@
         if (!OUTLINES[marker]) { path.moveTo(x + radius, y); path.arc(x, y, radius, 0, 2 * Math.PI); }
         path.closePath();
       }
-      return {stroke: marker === "ring" ? path : null, fill: marker === "ring" ? null : path, flags: 0};
+      return {stroke: path, fill: marker in STROKED ? null : path, flags: 0};
     };
   }
 
@@ -90,15 +85,14 @@
   // Text of the legend: the values at the cursor of all curves of a name, with their step where it is another.
   function valueWords(shown, lead, base) {
     return plot => {
-      const texts = shown.flatMap((one, column) => {
+      return [...new Set(shown.flatMap((one, column) => {
         const index = plot.cursor.idxs?.[column + 1], value = index == null ? null : plot.data[column + 1][index];
         if (one.lead !== lead || one.end || value == null) return [];
         const step = plot.data[0][index], away = step === plot.data[0][plot.cursor.idx] ? "" : `at ${words(step)}`;
         if (one.kind === "steps") return [`at ${words(step)}`];
         const ends = [2, 3].map(more => words(plot.data[column + more]?.[index] ?? 0, base));
         return [[words(value, base), one.low.length && `(${ends.join(" to ")})`, away].filter(Boolean).join(" ")];
-      });
-      return [...new Set(texts)].join(", ");
+      }))].join(", ");
     };
   }
 
@@ -107,7 +101,7 @@
     const own = {label: "", scale: series.kind === "steps" ? "height" : "y", class: led, width: 0};
     if (series.end) return {...own, points: {show: false}, paths: LINES.line};
     const drawn = {...LINES, bars: paths.bars({size: [.92]})}[series.kind] ?? (() => null);
-    const size = series.size * 1.5, ring = series.marker === "ring";
+    const size = series.size * 1.5;
     return {
       ...own, label: legendLabel(series), value: valueWords(shown, column, base),
       stroke: series.colour, alpha: series.alpha,
@@ -115,7 +109,7 @@
       fill: series.kind === "bars" ? series.colour : undefined,
       points: {
         show: series.marker !== "None", size, paths: painted(series.marker, size), stroke: series.colour,
-        fill: series.colour, width: ring ? 1.5 : 0,
+        fill: series.colour, width: STROKED[series.marker] ?? 0,
       },
     };
   }
@@ -131,8 +125,7 @@
           if (power % every === 0 && value >= min && value <= max) found.push(value);
         }
       if (found.length > 1 || base === 2) return found;
-      const close = [1, 1.2, 1.5, 2, 3, 5, 7].map(part => part * 10 ** (first - 1));
-      return [...close, ...found].filter(value => value >= min && value <= max);
+      return [min, Math.sqrt(min * max), max].map(value => +value.toPrecision(3));
     };
   }
 
@@ -148,7 +141,7 @@
     };
   }
 
-  function options(chart, shown, base, place) {
+  function options(chart, shown, base, place, zoomed) {
     const rule = {stroke: GRID, width: 1};
     const side = {stroke: INK, font: FONT, labelFont: FONT, labelSize: 18, grid: rule, ticks: {...rule, size: 5}};
     const across = {
@@ -165,25 +158,22 @@
     });
     if (base) Object.assign(up, {splits: logSplits(base), filter: (plot, at) => at});
     return {
-      width: place.width,
-      height: chart.rows.length ? 24 * chart.rows.length + 60 : place.alone ? 250 : 165,
+      width: place.width, height: chart.rows.length ? 24 * chart.rows.length + 60 : place.alone ? 250 : 165,
       scales: {
         x: {time: false},
         y: {distr: base ? 3 : 1, log: base || 10, range: heightRange(chart, base), dir: chart.rows.length ? -1 : 1},
         height: {range: [0, 1]},
       },
       axes: [across, up],
-      series: [
-        {label: "step", value: (plot, value) => value == null ? "" : words(value)},
-        ...shown.map((one, column) => curve(shown, column, base)),
-      ],
+      series: [{label: "step", value: (plot, step) => step == null ? "" : words(step)},
+        ...shown.map((one, column) => curve(shown, column, base))],
       bands: shown.flatMap((one, at) => one.end === "high" ? [{series: [at + 1, at], fill: one.colour + "26"}] : []),
       cursor: {
         sync: {key: place.key, setSeries: false}, y: false, drag: {x: true, y: false, dist: 5},
         points: {size: (plot, at) => shown[at - 1].end ? 0 : 7},
       },
       legend: {show: !chart.rows.length, markers: {show: false}},
-      hooks: {setScale: [place.zoomed], setSeries: [(plot, at, change) => {
+      hooks: {setScale: [zoomed], setSeries: [(plot, at, change) => {
         const lead = at - 1;
         if (change.show != null && shown[lead]?.lead === lead) shown.forEach((one, column) => {
           if (one.lead === lead && column !== lead) plot.setSeries(column + 1, {show: change.show});
@@ -194,7 +184,7 @@
 
   // One figure: its charts below one another, which share the cursor and the zoom.
   function answer(figure) {
-    const charts = JSON.parse(figure.dataset.charts), name = figure.dataset.name, still = figure.firstElementChild;
+    const charts = JSON.parse(figure.dataset.charts), name = figure.dataset.name;
     const shown = charts.map(columns), every = shown.flat().flatMap(one => one.x);
     const range = [0, every.reduce((most, step) => Math.max(most, step), 1)];
     const loggable = charts.map(chart => !chart.rows.length && chart.series.some(one =>
@@ -208,8 +198,7 @@
       button("CSV", "save all values", () => save(`${name}.csv`, new Blob([csv()], {type: "text/csv"}))),
     );
     const zoom = (min, max) => plots[0].setScale("x", {min, max});
-    log.hidden = !loggable.some(Boolean);
-    whole.hidden = true;
+    [log.hidden, whole.hidden] = [!loggable.some(Boolean), true];
 
     function zoomed(plot, key) {
       if (key !== "x") return;
@@ -232,11 +221,9 @@
           data[column + 1] = data[column + 1].map(value => value > 0 || value == null ? value : (lost += 1, null));
         });
         if (chart.title) room.append(make("div", {className: "title"}, chart.title));
-        const place = {
-          width: room.clientWidth, last: at === charts.length - 1, alone: charts.length === 1, key: name,
-          wide: charts.some(one => one.rows.length), zoomed,
-        };
-        const plot = new uPlot(options(chart, shown[at], base, place), data, room);
+        const place = {width: room.clientWidth, last: at === charts.length - 1, alone: charts.length === 1, key: name};
+        place.wide = charts.some(one => one.rows.length);
+        const plot = new uPlot(options(chart, shown[at], base, place, zoomed), data, room);
         shown[at].forEach((one, column) => {
           if (before[at]?.series[column + 1].show === false) plot.setSeries(column + 1, {show: false});
         });
@@ -247,25 +234,21 @@
       log.setAttribute("aria-pressed", logarithmic);
       note.hidden = !lost;
       note.textContent = `${lost.toLocaleString("en-US")} values of 0 or less are not on the logarithmic axis.`;
-      for (const label of room.querySelectorAll(".u-series ~ .u-series th")) Object.assign(label, {
-        tabIndex: 0, role: "button", onkeydown: event => {
-          if (event.key !== "Enter" && event.key !== " ") return;
-          event.preventDefault();
-          label.click();
-        }});
+      for (const label of room.querySelectorAll(".u-series ~ .u-series th"))
+        Object.assign(label, {tabIndex: 0, role: "button", onkeydown: ({key}) => key === "Enter" && label.click()});
     }
 
     function csv() {
-      const all = charts.flatMap((chart, at) => shown[at].map(one => ({...one, name: [
-        charts.length > 1 && (chart.title || chart.unit), one.name, one.end].filter(Boolean).join(", ")})));
+      const all = charts.flatMap((chart, at) => shown[at].map(one => ({
+        ...one, values: one.kind === "steps" || chart.rows.length ? one.values.map(() => 1) : one.values,
+        name: [charts.length > 1 && (chart.title || chart.unit), one.name, one.end].filter(Boolean).join(", "),
+      })));
       const [steps, ...rest] = joined(all, []);
-      const names = all.map((one, at) => {
-        const same = all.slice(0, at).filter(other => other.name === one.name).length;
-        return same ? `${one.name} (${same + 1})` : one.name;
-      });
+      const same = at => all.slice(0, at + 1).filter(other => other.name === all[at].name).length;
+      const names = all.map((one, at) => same(at) > 1 ? `${one.name} (${same(at)})` : one.name);
       const cell = text => `"${text.replace(/^[=+\-@\t]/, "'$&").replaceAll('"', '""')}"`;
-      const lines = steps.map((step, row) => [step, ...rest.map(column => column[row] ?? "")].join(","));
-      return [["step", ...names.map(cell)].join(","), ...lines, ""].join("\n");
+      const lines = steps.map((step, row) => [step, ...rest.map(column => column[row] ?? "")]);
+      return [["step", ...names.map(cell)], ...lines, ""].join("\n");  // inner arrays are joined by commas
     }
 
     function picture() {
@@ -294,16 +277,12 @@
     }
 
     room.classList.toggle("long", shown.flat().some(one => one.low.length || one.name.length > 26));
-    const live = make("div", {className: "live"}, tools, room, note);
-    still.after(live);
+    figure.firstElementChild.after(make("div", {className: "live"}, tools, room, note));
     new ResizeObserver(() => {
       if (!figure.clientWidth) return;  // inside a closed fold
       figure.classList.add("answers");
-      if (!plots.length) try { draw(); } catch (error) {
-        figure.classList.remove("answers");  // the still figure stays
-        throw error;
-      }
-      else for (const plot of plots) plot.setSize({width: room.clientWidth, height: plot.height});
+      for (const plot of plots) plot.setSize({width: room.clientWidth, height: plot.height});
+      if (!plots.length) try { draw(); } catch (error) { figure.classList.remove("answers"); throw error; }
     }).observe(figure);
   }
 
@@ -327,17 +306,15 @@
       const texts = rows.map(row => row.cells[at].textContent.trim());
       const known = texts.filter(text => text && text !== "–");
       const numeric = head.classList.contains("n") || known.every(text => NUMBER.test(text));
-      const order = (one, other) => {
-        if (!numeric) return texts[one].localeCompare(texts[other], "en", {numeric: true});
-        return number(texts[one]) - number(texts[other]) || 0;
-      };
-      const missing = row => numeric ? isNaN(number(texts[row])) : !texts[row];
+      const keys = texts.map(text => numeric ? number(text) : text);
+      const missing = row => numeric ? isNaN(keys[row]) : !keys[row];
+      const order = (one, other) => numeric
+        ? keys[one] - keys[other] || 0 : keys[one].localeCompare(keys[other], "en", {numeric: true});
       const sort = () => {
-        const next = {ascending: "descending", descending: "none"}[head.ariaSort] ?? "ascending";
+        const next = {ascending: "descending", descending: ""}[head.ariaSort] ?? "ascending";
         for (const other of heads) other.removeAttribute("aria-sort");
-        const turn = {ascending: 1, descending: -1, none: 0}[next];
-        if (turn) head.ariaSort = next;
-        const places = rows.map((_, row) => row);
+        if (next) head.ariaSort = next;
+        const turn = {ascending: 1, descending: -1}[next], places = [...rows.keys()];
         places.sort((one, other) => turn && (missing(one) - missing(other) || turn * order(one, other)) || one - other);
         table.tBodies[0].append(...places.map(row => rows[row]));
       };
@@ -355,23 +332,21 @@
     table.closest(".scroll").before(make("div", {className: "filter"}, box, count));
   }
 
-  function remembered(key, value) {
-    try {
-      if (value) localStorage.setItem(key, value);
-      return localStorage.getItem(key);
-    } catch { return null; }  // storage is switched off
+  function stored(use) {
+    try { return use(localStorage); } catch { return null; }  // storage may be switched off
   }
 
   const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
   const theme = () => root.dataset.theme ?? (dark.matches ? "dark" : "light");
-  const kept = remembered("mptrain-theme");
+  const kept = stored(storage => storage.getItem("mptrain-theme"));
   if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  const other = () => theme() === "dark" ? "light" : "dark";
+  const name = () => { toggle.textContent = `${other()} theme`; };
   const toggle = button("", "", () => {
-    root.dataset.theme = theme() === "dark" ? "light" : "dark";
-    remembered("mptrain-theme", root.dataset.theme);
+    root.dataset.theme = other();
+    stored(storage => storage.setItem("mptrain-theme", theme()));
     name();
   });
-  const name = () => { toggle.textContent = theme() === "dark" ? "light theme" : "dark theme"; };
   toggle.className = "theme";
   name();
   dark.addEventListener("change", name);
@@ -381,7 +356,7 @@
   for (const table of document.querySelectorAll(".scroll table")) if (table.tBodies[0].rows.length > 1) sortable(table);
 
   // A run that trains: reload, but not while the reader is at something that the new page would forget.
-  const busy = () => document.querySelector("figure:hover, figure.zoomed, details[open], .u-series.u-off, th[aria-sort]")
-    || [...document.querySelectorAll("input")].some(box => box.value);
+  const IN_USE = "figure:hover, figure.zoomed, details[open], .u-series.u-off, th[aria-sort]";
+  const busy = () => document.querySelector(IN_USE) || [...document.querySelectorAll("input")].some(box => box.value);
   if (root.dataset.reload) setInterval(() => busy() || location.reload(), 1000 * root.dataset.reload);
 })();
