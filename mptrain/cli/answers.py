@@ -167,7 +167,7 @@ class Report(Data):
 
     Attributes:
         folder: The folder, to which paths of compared runs are relative.
-        kind: Kind of the folder.
+        kind: Kind of the folder; ``runs`` for one that has only the report of several runs.
         title: Title of the report.
         status: Status in words.
         lead: Main result in one or a few sentences.
@@ -179,7 +179,7 @@ class Report(Data):
     """
 
     folder: str
-    kind: Literal["run", "sweep", "comparison", "recipe"]
+    kind: Literal["run", "sweep", "comparison", "recipe", "runs"]
     title: str
     status: str
     lead: str
@@ -194,16 +194,17 @@ class Report(Data):
     def written(cls, folder: Path, files: ReportFiles) -> Self:
         """Return the data of a report; the records are read once more."""
         comparison, page = SweepPaths(folder).comparison, files.page
+        kind = page.over.split()[1]
         groups = read_comparisons(comparison) if comparison.exists() else {}
         sweep = read_sweep(folder) if is_sweep(folder) else None
         return cls.of(
             page,
             folder=str(folder),
-            kind=page.over.split()[1],
+            kind=kind,
             status=page.status.text,
             html=str(files.html),
             markdown=str(files.md),
-            run=None if groups or sweep else Run.opened(open_with_history(folder, BUCKETS)),
+            run=None if groups or sweep or kind == "runs" else Run.opened(open_with_history(folder, BUCKETS)),
             points=read_points(sweep, lambda path: open_or_reason(path, BUCKETS)) if sweep else (),
             comparisons=groups,
             expectations=read_verdict(folder).fields,

@@ -326,13 +326,22 @@ def _runs(arguments: Namespace) -> Outcome:
 @_command(
     "write an HTML and Markdown report of runs, sweeps, comparisons or recipes",
     replace(RUN_OR_SWEEP, nargs="+"),
-    options=(JSON,),
+    options=(
+        Option("--together", "draw the curves of several runs into the same figures, without verdicts"),
+        Option(
+            "--follow",
+            "write the report of a run every N seconds until it has ended; the page reloads itself",
+            "N",
+            read=whole_number(86_400),
+        ),
+        JSON,
+    ),
 )
 def _report(arguments: Namespace) -> Outcome:
     """Writes report.html (self-contained) and report.md with figures/, and prints their paths.
 
-    They are written into the folder of a run, finished or not, of a sweep, a comparison or a recipe. The word last
-    stands for the run that was started last.
+    They are written into the folder of a run, finished or not, of a sweep, a comparison or a recipe; with --together
+    into a new folder below outputs/reports. The word last stands for the run that was started last.
     """
     from mptrain.cli.reports import report_folders
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,37 +12,77 @@ from mptrain.cli.messages import say
 from mptrain.cli.places import place
 from mptrain.report.forecast_page import recommend
 from mptrain.report.page import Code, Text
-from mptrain.report.report_files import write_forecast, write_replay, write_report
-from mptrain.runlog.directory import last_run
-from mptrain.system.errors import EXIT_DATA, EXIT_OK
+from mptrain.report.report_files import write_forecast, write_page, write_replay, write_report
+from mptrain.runlog.directory import last_run, open_run
+from mptrain.system.errors import EXIT_DATA, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator
 
     from mptrain.report.replay_page import Replay
     from mptrain.report.report_files import ReportFiles
 
 
 def report_folders(arguments: Namespace) -> Outcome:
-    """Write the HTML and Markdown report of each folder.
+    """Write the HTML and Markdown report of each folder, or with ``--together`` one report of several runs.
 
     Args:
         arguments: Parsed command line; its words are folders of runs, sweeps, comparisons or recipes, or ``last`` for
-            the run that was started last.
+            the run that was started last. With ``--follow N`` the report of one run is written again every N seconds
+            until the run has ended.
 
     Returns:
         The written files, whose paths are printed, with the exit code 0.
 
     Raises:
         StorageError: A folder is not a run, sweep or comparison, or it cannot be read or written.
+        UsageError: The options do not fit the number of folders.
     """
     written = {}
-    for folder in map(_place, arguments.words):
-        files = written[folder] = write_report(folder)
+    for folder, files in _write(arguments):
+        written[folder] = files
         if not arguments.json:  # a later folder may be refused
             say(f"{files.html}\n{files.md}")
-
     return Outcome(EXIT_OK, lambda: None, lambda answers: answers.ReportAnswer.written(written))
+
+
+def _write(arguments: Namespace) -> Iterator[tuple[Path, ReportFiles]]:
+    folders = list(dict.fromkeys(map(_place, arguments.words)))
+    if arguments.together and (arguments.follow or len(folders) < 2):
+        raise UsageError(
+            "--together takes two runs or more, and no --follow", "write mptrain report RUN RUN --together"
+        )
+    if arguments.follow and len(folders) > 1:
+        raise UsageError("--follow takes one run", "write mptrain report RUN --follow 10")
+    if arguments.together:
+        from mptrain.config.schema import RunOptions
+        from mptrain.report.runs_page import runs_page
+        from mptrain.sweep.runner import sweep_folder
+
+        page = runs_page(folders)  # first: a run that cannot be read leaves no folder
+        folder = sweep_folder(RunOptions(root="outputs"), "reports")
+        yield folder, write_page(page, folder, folder / "report.html", folder / "report.md")
+        return
+    if arguments.follow:
+        _follow(folders[0], arguments.follow, quiet=arguments.json)
+    for folder in folders:
+        yield folder, write_report(folder)
+
+
+def _follow(folder: Path, seconds: int, *, quiet: bool) -> None:
+    """Write the report of a run every so many seconds while it trains; its page reloads itself until then."""
+    run = open_run(folder)
+    try:
+        while (state := run.read_state()) is not None and state.status == "running" and run.holder() is not None:
+            files = write_report(folder, reload=seconds)
+            if not quiet:
+                say(f"{files.html}: written again every {seconds} s until the run has ended")
+                quiet = True
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        write_report(folder)  # a page that no longer reloads itself
+        raise
 
 
 def recommend_scale(arguments: Namespace) -> Outcome:

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from mptrain.comparison.results import ArmResult, Comparison, Interval
 from mptrain.numerics.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
 from mptrain.report import plotting
-from mptrain.report.curves import Curve, mean_over_runs
+from mptrain.report.curves import MEAN, Curve, in_groups, mean_over_runs
 from mptrain.report.page import Block, Bullets, Cell, Plot, Table, Tone, is_empty, table
 from mptrain.runlog.atomic_files import readable_bytes
 
@@ -301,16 +301,18 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
         (axes,) = figure.panels()
         for arm, (steps, means, lows, highs) in merged.items():
             colour, line = styles[arm]
-            if len(merged) <= 8:
-                axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
-            mark: dict[str, Any] = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
-            (handle,) = axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.5, **mark)
+            style: dict[str, Any] = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
+            style |= {"color": colour, "linestyle": line, "linewidth": 1.5}
+            band = (lows, highs) if len(merged) <= 8 else None
+            handle = figure.line(axes, arm, (steps, means), band=band, **style)
             if len(merged) <= plotting.MOST_NAMED:
                 figure.label(elided(arm, plotting.NAME), handle)
         plotting.numeric_y_axis(axes, [value for _, means, *_ in merged.values() for value in means], 30)
         axes.set_ylabel(elided(unit, 22))
         plotting.step_axis(axes, max((steps[-1] for steps, *_ in merged.values() if steps), default=1))
-    return Plot(name, f"{what}, means over seeds. The band spans the lowest to the highest seed.", figure.svg)
+    caption = f"{what}, means over seeds. The band spans the lowest to the highest seed."
+    caption += in_groups([curve for curves in arms.values() for curve in curves], MEAN)
+    return Plot(name, caption, figure.svg, figure.charts)
 
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ Extremes are kept, so the curve of a long run still shows every spike. This modu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 #: Buckets of a curve at most. Each gives up to two points: its lowest and its highest value.
@@ -153,6 +153,21 @@ def mean_over_runs(curves: Sequence[Curve]) -> tuple[list[float], list[float], l
             lows.append(min(values))
             highs.append(max(values))
     return steps, means, lows, highs
+
+
+#: Beginnings of sentences for `in_groups`.
+EXTREMES: Final = "Lines join the lowest and the highest value of every"
+MEAN: Final = "A point is the mean of"
+MARK: Final = "A mark stands for all overflows of"
+
+
+def in_groups(curves: Iterable[Curve], what: str) -> str:
+    """Return a sentence for a caption, with a space before it, ``what`` and a number of steps; empty for one step.
+
+    The number is that of the steps in a bucket, for which the curves have a point or two.
+    """
+    width = max((curve.width for curve in curves), default=1)
+    return f" {what} {width:,} steps." if width > 1 else ""
 
 
 def _merge(into: list[float], other: list[float]) -> None:

@@ -282,45 +282,47 @@ def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> 
     with plotting.drawing(name, 0.5 + 1.35 * len(present)) as figure:
         grid = figure.panels(len(present))
         for axes, (paint, samples) in zip(grid, present, strict=True):
-            paint(axes, samples)
+            paint(figure, axes, samples)
         plotting.step_axis(grid[-1], max(steps, seen[-1].step))
     caption = (
         f"Underflow, headroom and lost updates of the sampled steps{whose}. The panels show scaled activation "
         "gradients that are zero or subnormal in FP16, headroom of the largest gradient in doublings before overflow, "
         "and updates that would not change an FP16 weight."
     )
-    return Plot(name, caption, figure.svg)
+    return Plot(name, caption, figure.svg, figure.charts)
 
 
 _LINE: Final[dict[str, Any]] = {"marker": "o", "markersize": 4}
 
 
-def _shares(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
-    steps = [each.step for each in seen]
+def _shares(figure: plotting.Drawing, axes: Axes, seen: Sequence[HistogramSummary]) -> None:
+    steps = [float(each.step) for each in seen]
     curves = [
         ("zero", plotting.BLUE, [each.zeros for each in seen]),
         ("subnormal", plotting.ORANGE, [each.subnormal for each in seen]),
     ]
     for label, colour, shares in curves:
-        axes.plot(steps, [100 * share for share in shares], color=colour, label=label, **_LINE)
+        figure.line(axes, label, (steps, [100 * share for share in shares]), color=colour, label=label, **_LINE)
     axes.set_ylim(-4, 104)
     axes.set_title("activation gradients in FP16 (%)")
     axes.legend(loc="best", ncols=2)
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))
 
 
-def _headroom(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
+def _headroom(figure: plotting.Drawing, axes: Axes, seen: Sequence[HistogramSummary]) -> None:
     axes.axhspan(-1e3, 0, color=ZONES[-1][3], linewidth=0)
-    axes.plot([each.step for each in seen], [each.headroom for each in seen], color=plotting.GREEN, **_LINE)
+    points = [float(each.step) for each in seen], [each.headroom for each in seen]
+    figure.line(axes, "headroom", points, color=plotting.GREEN, **_LINE)
     axes.set_ylim(min(-0.5, min(each.headroom for each in seen) - 1), max(each.headroom for each in seen) + 1.5)
     axes.set_title("headroom of the largest gradient (doublings)")
     axes.axhline(0, color=plotting.GREY, linewidth=0.8)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
-def _unchanged_shares(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
+def _unchanged_shares(figure: plotting.Drawing, axes: Axes, seen: Sequence[HistogramSummary]) -> None:
     percent = [100 * each.unchanged / each.updates for each in seen]
-    axes.plot([each.step for each in seen], percent, color=plotting.PURPLE, **_LINE)
+    points = [float(each.step) for each in seen], percent
+    figure.line(axes, "unchanged", points, color=plotting.PURPLE, **_LINE)
     axes.set_ylim(0, max(1.15 * max(percent), 1))
     axes.set_title("updates that do not change an FP16 weight (%)")
     plotting.numeric_y_axis(axes)

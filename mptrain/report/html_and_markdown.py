@@ -7,8 +7,12 @@ Values reach the templates as plain text. The template environment escapes every
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
+import math
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -23,17 +27,39 @@ from mptrain.report.plotting import inlined
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
-#: Content security policy: the page loads nothing from elsewhere and runs no scripts.
-POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
+#: uPlot (unchanged, from `npm pack uplot`), which draws the figures that can be zoomed, with its licence.
+UPLOT: Final = TEMPLATES / "vendor" / "uplot"
+
+#: Content security policy: the page loads nothing, and runs only the script with this SHA-256.
+POLICY: Final = (
+    "default-src 'none'; script-src 'sha256-{}'; style-src 'unsafe-inline'; img-src data:; media-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
 
 #: Characters of one name or sentence at most. The middle of a longer text is left out.
 MOST_LETTERS: Final = 1500
 
 
-def html(page: Page) -> str:
-    """Render a report page as one self-contained HTML document, without scripts and with all figures inside."""
-    style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    return _HTML.get_template("page.html.j2").render(page=page, style=style, policy=POLICY, version=__version__)
+def html(page: Page, reload: int = 0) -> str:
+    """Render a report page as one self-contained HTML document with all figures and its script inside.
+
+    ``reload`` is the number of seconds after which the page reloads itself; 0 for never.
+    """
+    curves = any(plot.charts for plot in page.plots())
+    style, script = TEMPLATES / "style.css", TEMPLATES / "page.js"
+    script_text = _texts(UPLOT / "uPlot.iife.min.js", script) if curves else _texts(script)
+    return _HTML.get_template("page.html.j2").render(
+        page=page,
+        style=Markup(_texts(UPLOT / "uPlot.min.css", style) if curves else _texts(style)),
+        script=Markup(script_text),
+        policy=Markup(POLICY.format(base64.b64encode(hashlib.sha256(script_text.encode()).digest()).decode())),
+        reload=reload,
+        version=__version__,
+    )
+
+
+def _texts(*files: Path) -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def markdown_page(page: Page, figures: str) -> str:
@@ -60,6 +86,24 @@ def _path(text: str) -> Markup:
     return Markup(quote(os.fsencode(text)))
 
 
+def _charts(plot: Plot) -> str:
+    """Return the data of a figure as JSON, fractions with the nine digits that identify every FP32 number."""
+
+    def neutral(value: Any) -> Any:
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                return None
+            return int(value) if value.is_integer() else float(f"{value:.9g}")
+        if isinstance(value, tuple):
+            return [neutral(each) for each in value]
+        return elided(value, MOST_LETTERS) if isinstance(value, str) else value
+
+    charts = [
+        asdict(chart, dict_factory=lambda pairs: {key: neutral(value) for key, value in pairs}) for chart in plot.charts
+    ]
+    return json.dumps(charts, separators=(",", ":"))
+
+
 def _environment(finalize: Any, **filters: Any) -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -77,6 +121,7 @@ def _environment(finalize: Any, **filters: Any) -> Environment:
 _HTML: Final = _environment(
     _as_html,
     svg=_svg,
+    charts=lambda plot: escape(_charts(plot)),
     lines=lambda text: escape(plain(text, lines=True)),
     wav=lambda data: Markup("data:audio/wav;base64,") + base64.b64encode(data).decode(),
     png=lambda data: Markup("data:image/png;base64,") + base64.b64encode(data).decode(),

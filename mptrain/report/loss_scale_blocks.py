@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.axes import Axes
 
 from mptrain.numerics.words import counted, elided, scale
 from mptrain.report import plotting
-from mptrain.report.curves import Curve
+from mptrain.report.curves import EXTREMES, MARK, Curve, in_groups
 from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
 from mptrain.report.run_blocks import OpenedRun
 from mptrain.report.run_history import LearnerHistory, Offender, Overflows
@@ -154,40 +154,45 @@ def loss_scale_plot(
     with plotting.drawing(name, (2.5 if len(panels) == 1 else 1.6 * len(panels) + 0.3) + rows) as figure:
         grid = figure.panels(len(heights), heights)
         for axes, panel in zip(grid, panels, strict=False):
-            _scale_panel(axes, panel)
+            _scale_panel(figure, axes, panel)
         if offenders:
-            _offender_rows(grid[-1], offenders)
+            _offender_rows(figure, grid[-1], offenders)
         ends = [curve.extremes()[0][-1] for panel in panels for curve in panel.scales if len(curve)]
         plotting.step_axis(grid[-1], max(ends, default=1))
         figure.label("loss scale", color=plotting.GREY)
         for phase, (colour, shape) in MARKS.items():
             if any(phase in each.counts for panel in panels for each in panel.overflows):
                 figure.label(f"overflow, {phase}", color=colour, marker=shape, linestyle="none", markersize=6)
-    return Plot(name, caption, figure.svg)
+    marks = [curve for panel in panels for each in panel.overflows for curve in each.marks.values()]
+    marks += [curve for _, offender in offenders for curve in offender.marks.values()]
+    caption += in_groups([curve for panel in panels for curve in panel.scales], EXTREMES)
+    return Plot(name, caption + in_groups(marks, MARK), figure.svg, figure.charts)
 
 
-def _scale_panel(axes: Axes, panel: Panel) -> None:
+def _scale_panel(figure: plotting.Drawing, axes: Axes, panel: Panel) -> None:
     alpha = 0.45 if len(panel.scales) > 1 else 1.0
+    style: dict[str, Any] = {"color": plotting.GREY, "linewidth": 1.2, "alpha": alpha, "drawstyle": "steps-post"}
     for curve in panel.scales:
-        plotting.scale_steps(axes, curve.extremes(), color=plotting.GREY, linewidth=1.2, alpha=alpha)
+        figure.line(axes, "loss scale", curve.extremes(), powers=True, **style)
     for overflows in panel.overflows:
         for phase, marks in overflows.marks.items():
-            colour, shape = MARKS.get(phase, _OTHER)
-            plotting.dots(
-                axes, *plotting.exponents(marks.extremes()), marker=shape, markersize=6, color=colour, alpha=0.85
-            )
+            figure.line(axes, f"overflow, {phase}", marks.extremes(), powers=True, **_mark(phase), markersize=6)
     plotting.power_of_two_y_axis(axes)
     if panel.title:
         axes.set_title(elided(panel.title, 40))
 
 
-def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> None:
-    for row, (_, offender) in enumerate(offenders):
+def _mark(phase: str) -> dict[str, Any]:
+    colour, shape = MARKS.get(phase, _OTHER)
+    return {"color": colour, "marker": shape, "linestyle": "none", "markeredgewidth": 0, "alpha": 0.85}
+
+
+def _offender_rows(figure: plotting.Drawing, axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> None:
+    for row, (name, offender) in enumerate(offenders):
         for phase, marks in offender.marks.items():
-            colour, shape = MARKS.get(phase, _OTHER)
             steps = [step for step, value in zip(*marks.extremes(), strict=True) if value == 1]
-            plotting.dots(axes, steps, [row] * len(steps), marker=shape, markersize=5, color=colour, alpha=0.85)
-    plotting.category_y_axis(axes, [name for name, _ in offenders])
+            figure.line(axes, f"{name}, {phase}", (steps, [row] * len(steps)), **_mark(phase), markersize=5)
+    figure.name_rows(axes, [name for name, _ in offenders])
     axes.tick_params(axis="y", labelsize=9)
     axes.spines["left"].set_visible(False)
 
@@ -197,8 +202,7 @@ def _skipped_plot(learners: Mapping[str, LearnerHistory], refused: int) -> Plot:
         grid = figure.panels(len(learners))
         for axes, (learner, history) in zip(grid, learners.items(), strict=True):
             steps, shares, width = _windows(history.skipped)
-            percents = [100 * share for share in shares]
-            axes.bar(steps, percents, width=width * 0.92, color=plotting.SKY, edgecolor=plotting.BLUE, linewidth=0.4)
+            figure.bars(axes, "skipped (%)", (steps, [100 * share for share in shares]), width)
             axes.set_ylim(0, min(max(1, 115 * max(shares, default=0)), 100))
             axes.set_ylabel("skipped (%)")
             axes.grid(visible=False, axis="x")
@@ -206,7 +210,7 @@ def _skipped_plot(learners: Mapping[str, LearnerHistory], refused: int) -> Plot:
                 axes.set_title(elided(learner, 40))
         plotting.step_axis(grid[-1], max(history.attempts for history in learners.values()))
     what = f"{counted(refused, 'update')}, shown as a share of the steps in each interval of the run"
-    return Plot("skipped", f"Skipped updates over steps: {what}.", figure.svg)
+    return Plot("skipped", f"Skipped updates over steps: {what}.", figure.svg, figure.charts)
 
 
 def _windows(skipped: Curve) -> tuple[list[float], list[float], float]:

@@ -80,12 +80,67 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Series:
+    """A curve, marks or bars of a `Chart`, as drawn in the SVG document of the figure.
+
+    Attributes:
+        name: Name in the legend.
+        x: Steps.
+        y: Values, NaN where the curve is interrupted. Exponents are turned back into values.
+        colour: Colour as ``#rrggbb``, of opacity ``alpha``.
+        kind: ``line``; ``stepped`` for a line that changes only at its points; ``marks`` without a line; ``bars``; or
+            ``steps`` for marks whose height means nothing.
+        width: Width of the line in points.
+        dash: Line style of matplotlib: ``-``, ``--``, ``:`` or ``-.``.
+        marker: Marker of matplotlib, such as ``o``; ``ring`` for an outline; ``None`` for none.
+        size: Diameter of the marker in points.
+        low: Lower end of a band around the curve, with ``high``; empty for none.
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    colour: str
+    alpha: float = 1.0
+    kind: Literal["line", "stepped", "marks", "bars", "steps"] = "line"
+    width: float = 1.6
+    dash: str = "-"
+    marker: str = "None"
+    size: float = 6.0
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Data of one pair of axes of a figure over steps.
+
+    Attributes:
+        title: Title; empty for none.
+        unit: Label of the vertical axis; empty for none.
+        log: Base of a logarithmic vertical axis, 2 or 10; 0 for a linear one.
+        rows: Names of the rows at the heights 0, 1, ... from the top, if the vertical axis has no numbers.
+    """
+
+    title: str
+    unit: str
+    log: int
+    rows: tuple[str, ...]
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure of a report, as an SVG document with the caption below it."""
+    """A figure of a report, as an SVG document with the caption below it.
+
+    ``charts`` has the data of a figure over steps, from which the script of the HTML page draws it again so that it can
+    be zoomed; empty for other figures.
+    """
 
     name: str
     caption: str
     svg: str
+    charts: tuple[Chart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, Final
@@ -26,6 +27,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from mptrain.numerics.words import MINUS, elided
+from mptrain.report.curves import Points
+from mptrain.report.page import Chart, Series
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # silences notices about its font cache
 
@@ -94,17 +97,24 @@ class Drawing:
 
     The legend is placed below all axes, covers no data and adds to the height, which is in inches.
 
+    Curves over steps are drawn with `line`, `bars` and `name_rows`, which also keep their data for the page's script.
+
     Attributes:
         svg: The SVG document; empty until `finish`.
+        charts: Data of the curves over steps, by axes from top to bottom; empty until `finish`.
     """
 
     def __init__(self, name: str, height: float) -> None:
         self.name = name
         self.svg = ""
+        self.charts: tuple[Chart, ...] = ()
         self.figure = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasSVG(self.figure)
         self._height = height
         self._legend: list[tuple[str, Any]] = []
+        self._series: dict[Axes, list[Series]] = {}
+        self._rows: dict[Axes, tuple[str, ...]] = {}
+        self._powers: set[Axes] = set()
 
     def panels(self, count: int = 1, heights: Sequence[float] | None = None) -> list[Axes]:
         """Add axes in one column with a shared horizontal axis, and return them from top to bottom.
@@ -114,6 +124,63 @@ class Drawing:
         grid = self.figure.subplots(count, 1, sharex=True, squeeze=False, height_ratios=heights)
         return list(grid[:, 0])
 
+    def line(
+        self,
+        axes: Axes,
+        name: str,
+        points: Points,
+        *,
+        band: tuple[Sequence[float], Sequence[float]] | None = None,
+        powers: bool = False,
+        **style: Any,
+    ) -> Line2D:
+        """Draw values over steps as a curve or as marks, and return it, for the legend.
+
+        Args:
+            axes: Axes of this figure.
+            name: Name of the curve on the page, in full.
+            points: Steps and values.
+            band: Lowest and highest values to shade around the curve.
+            powers: Whether the axis shows log2 of the values.
+            style: Line properties of matplotlib. Without a line, a ``transform`` says that the height has no meaning.
+        """
+        (drawn,) = axes.plot(*(exponents(points) if powers else points), **style)
+        if band is not None:
+            axes.fill_between(points[0], *band, color=drawn.get_color(), alpha=0.15, linewidth=0)
+        if powers:
+            self._powers.add(axes)
+        low, high = band or ((), ())
+        alpha, size = drawn.get_alpha(), drawn.get_markersize()
+        kept = Series(
+            name,
+            tuple(points[0]),
+            tuple(points[1]),
+            colour=mpl.colors.to_hex(drawn.get_color()),
+            alpha=1.0 if alpha is None else alpha,
+            width=drawn.get_linewidth(),
+            dash=str(drawn.get_linestyle()),
+            marker="ring" if drawn.get_markerfacecolor() == "none" else str((size and drawn.get_marker()) or None),
+            size=size,
+            low=tuple(low),
+            high=tuple(high),
+        )
+        if drawn.get_drawstyle() == "steps-post":
+            kept = replace(kept, kind="stepped")
+        elif kept.dash == "None":
+            kept = replace(kept, kind="steps" if "transform" in style else "marks")
+        self._series.setdefault(axes, []).append(kept)
+        return drawn
+
+    def bars(self, axes: Axes, name: str, points: Points, width: float) -> None:
+        """Draw values over steps as bars, each over ``width`` steps."""
+        axes.bar(*points, width=width * 0.92, color=SKY, edgecolor=BLUE, linewidth=0.4)
+        self._series.setdefault(axes, []).append(Series(name, tuple(points[0]), tuple(points[1]), SKY, kind="bars"))
+
+    def name_rows(self, axes: Axes, names: Sequence[str]) -> None:
+        """Turn the vertical axis into named rows as `category_y_axis` does, on the page too."""
+        category_y_axis(axes, names)
+        self._rows[axes] = tuple(elided(name, 22) for name in names)
+
     def label(self, text: str, handle: Any = None, **style: Any) -> None:
         """Add an entry to the figure's legend: a drawn matplotlib artist, or a line of the given style."""
         self._legend.append((text, Line2D([], [], **style) if handle is None else handle))
@@ -122,7 +189,7 @@ class Drawing:
         return self.svg
 
     def finish(self) -> None:
-        """Add the legend in as many columns as fit, and store the SVG document in ``svg``."""
+        """Add the legend in as many columns as fit, and store the SVG document and the data of curves."""
         labels = [label for label, _ in self._legend]
         if labels:
             columns = max(1, min(len(labels), 56 // (max(map(len, labels)) + 6)))
@@ -135,6 +202,16 @@ class Drawing:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         self.figure.savefig(output, format="svg", metadata=nothing)
         self.svg = _tidied(output.getvalue(), self.name)
+        self.charts = tuple(
+            Chart(
+                axes.get_title(loc="left"),
+                axes.get_ylabel(),
+                2 if axes in self._powers else 10 if axes.get_yscale() == "log" else 0,
+                self._rows.get(axes, ()),
+                tuple(kept),
+            )
+            for axes, kept in self._series.items()
+        )
 
 
 @contextmanager
@@ -236,15 +313,10 @@ def failures_at(axes: Axes, across: Sequence[float], height: float) -> None:
     dots(axes, across, [height] * len(across), transform=axes.get_xaxis_transform(), **FAILED)
 
 
-def exponents(points: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:
+def exponents(points: Points) -> Points:
     """Return a curve's points for an axis of powers of two: log2 of the values, NaN where a value is not positive."""
     steps, values = points
     return steps, [math.log2(value) if value > 0 else math.nan for value in values]
-
-
-def scale_steps(axes: Axes, points: tuple[list[float], list[float]], **style: Any) -> None:
-    """Draw loss scales over steps in a figure, on an axis of powers of two; ``style`` has line properties."""
-    axes.plot(*exponents(points), drawstyle="steps-post", **style)
 
 
 def power_of_two_y_axis(axes: Axes) -> None:
@@ -271,14 +343,14 @@ def step_figure(steps: Sequence[int], series: Mapping[str, Sequence[float]], ski
     """Return a figure of quantities over the steps of a run, one below the other, with crosses at skipped steps."""
     with drawing("steps", 1.2 + 1.6 * len(series)) as figure:
         for axes, (name, values) in zip(figure.panels(len(series)), series.items(), strict=True):
-            finite = [value for value in values if math.isfinite(value)]
-            if name == "loss_scale":
-                scale_steps(axes, (list(map(float, steps)), list(values)), color=SERIES[0])
+            scale = name == "loss_scale"
+            shown = [value if math.isfinite(value) else math.nan for value in values]
+            style = {"drawstyle": "steps-post"} if scale else {}
+            figure.line(axes, name, (list(map(float, steps)), shown), powers=scale, color=SERIES[0], **style)
+            if scale:
                 power_of_two_y_axis(axes)
             else:
-                shown = [value if math.isfinite(value) else math.nan for value in values]
-                axes.plot(steps, shown, color=SERIES[0])
-                numeric_y_axis(axes, finite, 100.0)
+                numeric_y_axis(axes, [value for value in values if math.isfinite(value)], 100.0)
                 axes.set_ylabel(name.replace("_", " "))
             if any(skipped):
                 failures_at(axes, [step for step, without in zip(steps, skipped, strict=True) if without], 0.03)

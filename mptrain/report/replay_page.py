@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.numerics.words import counted, elided, scale
-from mptrain.report.curves import Curve
+from mptrain.report.curves import EXTREMES, MARK, Curve, in_groups
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -35,11 +35,8 @@ from mptrain.report.plotting import (
     GREY,
     ORANGE,
     VERMILLION,
-    dots,
     drawing,
-    exponents,
     power_of_two_y_axis,
-    scale_steps,
     step_axis,
 )
 from mptrain.report.run_history import MOST_MARKS
@@ -282,6 +279,8 @@ def _evidence(replay: Replay) -> list[Block | None]:
 
 _RECORDED: Final[dict[str, Any]] = {"color": GREY, "linewidth": 3.2, "alpha": 0.45}
 _REPLAYED: Final[dict[str, Any]] = {"color": BLUE, "linewidth": 1.4}
+_NAMES: Final = ("recorded", "replayed")
+_NO_LINE: Final[dict[str, Any]] = {"linestyle": "none", "markeredgewidth": 0}
 _MARKS: Final[tuple[dict[str, Any], dict[str, Any]]] = (
     {"color": ORANGE, "marker": "v", "markersize": 8},
     {"color": VERMILLION, "marker": "X", "markersize": 5.5},
@@ -295,20 +294,24 @@ def _plot(replay: Replay) -> Plot:
         grid = figure.panels(len(learners))
         for axes, learner in zip(grid, learners, strict=True):
             courses = (learner.recorded, learner.replayed)
-            for course, style in zip(courses, (_RECORDED, _REPLAYED), strict=True):
-                scale_steps(axes, course.scales.extremes(), **style)
-            for course, style in zip(courses, _MARKS, strict=True):
-                dots(axes, *exponents(course.marks.extremes()), alpha=0.9, **style)
+            for course, style, which in zip(courses, (_RECORDED, _REPLAYED), _NAMES, strict=True):
+                figure.line(axes, which, course.scales.extremes(), powers=True, drawstyle="steps-post", **style)
+            for course, style, which in zip(courses, _MARKS, _NAMES, strict=True):
+                marks = course.marks.extremes()
+                figure.line(axes, f"overflow, {which}", marks, powers=True, alpha=0.9, **_NO_LINE, **style)
             power_of_two_y_axis(axes)
             if len(learners) > 1:
                 axes.set_title(elided(learner.name, 40))
         ends = [one.recorded.scales.extremes()[0][-1] for one in learners if len(one.recorded.scales)]
         step_axis(grid[-1], max(ends, default=1))
-        figure.label("recorded", **_RECORDED)
-        figure.label("replayed", **_REPLAYED)
+        figure.label(_NAMES[0], **_RECORDED)
+        figure.label(_NAMES[1], **_REPLAYED)
         if any(len(one.recorded.marks) for one in learners):
-            figure.label("overflow, recorded", linestyle="none", markeredgewidth=0, **_MARKS[0])
+            figure.label("overflow, recorded", **_NO_LINE, **_MARKS[0])
         if any(len(one.replayed.marks) for one in learners):
-            figure.label("overflow, replayed", linestyle="none", markeredgewidth=0, **_MARKS[1])
+            figure.label("overflow, replayed", **_NO_LINE, **_MARKS[1])
     caption = "Recorded and replayed loss scales over steps. Marks show recorded and replayed overflows."
-    return Plot(name, caption, figure.svg)
+    drawn = [course for learner in learners for course in (learner.recorded, learner.replayed)]
+    caption += in_groups([course.scales for course in drawn], EXTREMES)
+    caption += in_groups([course.marks for course in drawn], MARK)
+    return Plot(name, caption, figure.svg, figure.charts)

@@ -37,13 +37,14 @@ class ReportFiles:
     md: Path
 
 
-def write_report(path: Path) -> ReportFiles:
+def write_report(path: Path, *, reload: int = 0) -> ReportFiles:
     """Write the report of a run, sweep, comparison or recipe into its folder, and replace an earlier report.
 
-    Raise StorageError if the path is none of these, or is too damaged to read.
+    ``reload`` is the number of seconds after which the HTML page reloads itself; 0 for never. Raise StorageError if the
+    path is none of these, or is too damaged to read.
     """
     paths = SweepPaths(path)
-    return write_page(page_of(path), path, paths.report_html, paths.report_md)
+    return write_page(page_of(path), path, paths.report_html, paths.report_md, reload=reload)
 
 
 def write_replay(replay: Replay) -> ReportFiles:
@@ -66,10 +67,11 @@ def write_runs(folder: Path, runs: Sequence[FoundRun], notes: Sequence[str], key
     return write_page(runs_page(folder, runs, notes, key), folder, folder / "runs.html", folder / "runs.md")
 
 
-def write_page(page: Page, folder: Path, html_file: Path, markdown_file: Path) -> ReportFiles:
+def write_page(page: Page, folder: Path, html_file: Path, markdown_file: Path, *, reload: int = 0) -> ReportFiles:
     """Write a report page as HTML and as Markdown, with the figures of the latter in the folder ``figures``.
 
-    ``folder`` contains the files and ``figures``. Existing files are replaced.
+    ``folder`` contains the files and ``figures``. Existing files are replaced. The HTML page reloads itself after
+    ``reload`` seconds; 0 for never.
     """
     figures = SweepPaths(folder).figures
     if figures.is_symlink():  # an untrusted folder could redirect the writes
@@ -81,7 +83,7 @@ def write_page(page: Page, folder: Path, html_file: Path, markdown_file: Path) -
     for plot in page.plots():
         write_atomically(figures / f"{plot.name}.svg", plot.svg, durable=False)
     write_atomically(markdown_file, markdown_page(page, figures.name), durable=False)
-    write_atomically(html_file, html(page), durable=False)
+    write_atomically(html_file, html(page, reload), durable=False)
     return ReportFiles(page, html_file, markdown_file)
 
 

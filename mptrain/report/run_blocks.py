@@ -62,6 +62,13 @@ class OpenedRun:
         """Name of the task's metric, such as ``top1``; empty if it has none."""
         return str(self.run.summary.get("metric_name") or "")
 
+    @property
+    def skip_rate(self) -> float | None:
+        """Share of skipped steps over all learners, 0 to 1; None if no step is recorded."""
+        learners = self.history.learners.values()
+        attempts = sum(learner.attempts for learner in learners)
+        return sum(learner.refused for learner in learners) / attempts if attempts else None
+
     def title(self) -> str:
         """Return the title of the run's report: ``MODEL on DATASET, PRECISION``, or the run's id if one is unknown."""
         names = [str(self.settings.get(f"chosen.{group}") or "") for group in ("model", "dataset", "precision")]

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from mptrain.numerics.words import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
-from mptrain.report.curves import MOST_BUCKETS, Curve
+from mptrain.report.curves import MEAN, MOST_BUCKETS, Curve, in_groups
 from mptrain.report.gradient_histogram_blocks import gradient_histogram_blocks
 from mptrain.report.loss_scale_blocks import loss_scale_blocks
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Table, Text, Tiles, plots, section, table
@@ -21,7 +21,7 @@ from mptrain.report.plotting import (
     FAILED,
     NAME,
     VERMILLION,
-    dots,
+    Drawing,
     drawing,
     numeric_y_axis,
     series,
@@ -252,36 +252,47 @@ def _loss_plot(history: History) -> Plot:
         (axes,) = figure.panels()
         for (name, learner), (colour, _) in zip(learners.items(), series(len(learners)), strict=True):
             label = "training loss" if len(learners) == 1 else elided(name, NAME)
-            figure.label(label, curve_with_raw(axes, learner.loss, colour))
+            figure.label(label, _curve_with_raw(figure, axes, label, learner.loss, colour))
         if validation.finite():
             style: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1, "linestyle": "--"}
-            figure.label("validation loss", *axes.plot(*validation.means(), color=BLACK, **style))
+            line = figure.line(axes, "validation loss", validation.means(), color=BLACK, **style)
+            figure.label("validation loss", line)
         numeric_y_axis(axes, [value for learner in learners.values() for value in learner.loss.finite()], 30)
         if lost:
-            dots(axes, lost, [0.97] * len(lost), transform=axes.get_xaxis_transform(), **_LOST | {"markersize": 5})
+            across = axes.get_xaxis_transform()
+            figure.line(
+                axes, "loss not finite", (lost, [0.97] * len(lost)), transform=across, **_LOST | {"markersize": 5}
+            )
             figure.label("loss not finite", **_LOST)
         axes.set_ylabel("loss")
         step_axis(axes, history.steps)
-    long = any(len(learner.loss) >= LONG for learner in learners.values())
-    how = " Faint: every step, or extremes of groups of steps. Solid: moving mean over 2 % of the run." if long else ""
-    return Plot("loss", f"Loss over steps.{how}", figure.svg)
+    caption = f"Loss over steps.{_smoothed([learner.loss for learner in learners.values()])}"
+    return Plot("loss", caption, figure.svg, figure.charts)
+
+
+def _smoothed(curves: Sequence[Curve]) -> str:
+    """Return the part of a caption on how long curves are drawn; empty if all are drawn as they are."""
+    if all(len(curve) < LONG for curve in curves):
+        return ""
+    width = max(curve.width for curve in curves)
+    faint = "every step" if width == 1 else f"lowest and highest of every {width:,} steps, so that no spike is lost"
+    return f" Faint: {faint}. Solid: moving mean over 2 % of the run."
 
 
 _LOST = {key: value for key, value in FAILED.items() if key != "clip_on"} | {"markersize": 6}
 
 
-def curve_with_raw(axes: Axes, curve: Curve, colour: str) -> Line2D:
+def _curve_with_raw(figure: Drawing, axes: Axes, name: str, curve: Curve, colour: str) -> Line2D:
     """Draw a curve of a run, and return its main line, for the legend.
 
     A curve of less than `LONG` buckets is drawn as it is, a longer one as faint extremes with a moving mean on top.
     """
     if len(curve) < LONG:
         alone = len(curve.finite()) <= 2  # one bucket: a line needs two
-        (line,) = axes.plot(*curve.means(), color=colour, marker="o" if alone else "", markersize=4)
-        return line
-    axes.plot(*curve.extremes(), color=colour, linewidth=0.6, alpha=0.3)
-    (line,) = axes.plot(*curve.smooth(), color=colour, linewidth=1.8)
-    return line
+        return figure.line(axes, name, curve.means(), color=colour, marker="o" if alone else "", markersize=4)
+    raw = "every step" if curve.width == 1 else f"extremes of {curve.width:,} steps"
+    figure.line(axes, f"{name}, {raw}", curve.extremes(), color=colour, linewidth=0.6, alpha=0.3)
+    return figure.line(axes, f"{name}, moving mean", curve.smooth(), color=colour, linewidth=1.8)
 
 
 def _metric_plot(history: History, views: Sequence[MetricView]) -> Plot:
@@ -289,7 +300,7 @@ def _metric_plot(history: History, views: Sequence[MetricView]) -> Plot:
     with drawing("metric", 2.7 if len(views) == 1 else 1.35 * len(views) + 0.3) as figure:
         grid = figure.panels(len(views))
         for axes, view in zip(grid, views, strict=True):
-            _metric(axes, view, validation.get(view.name, Curve()), tests.get(view.name, Curve()))
+            _metric(figure, axes, view, validation.get(view.name, Curve()), tests.get(view.name, Curve()))
             axes.set_ylabel(elided(view.name, 22)) if len(views) == 1 else axes.set_title(elided(view.name, 40))
         step_axis(grid[-1], history.steps)
         if any(view.name in validation for view in views):
@@ -298,16 +309,21 @@ def _metric_plot(history: History, views: Sequence[MetricView]) -> Plot:
             figure.label("best", color=BLACK, marker="o", markersize=8, markerfacecolor="none", linestyle="none")
         if any(view.name in tests for view in views):
             figure.label("test", color=VERMILLION, marker="D", markersize=6, linestyle="none")
-    return Plot("metric", f"{', '.join(view.name for view in views)} over steps.", figure.svg)
+    caption = f"{', '.join(view.name for view in views)} over steps."
+    caption += in_groups([validation[view.name] for view in views if view.name in validation], MEAN)
+    return Plot("metric", caption, figure.svg, figure.charts)
 
 
-def _metric(axes: Axes, view: MetricView, validation: Curve, test: Curve) -> None:
+def _metric(figure: Drawing, axes: Axes, view: MetricView, validation: Curve, test: Curve) -> None:
     if validation.finite():
-        axes.plot(*validation.means(), color=BLUE, marker="o", markersize=3.5 if len(validation) <= _FEW else 0)
+        size = 3.5 if len(validation) <= _FEW else 0
+        figure.line(axes, "validation", validation.means(), color=BLUE, marker="o", markersize=size)
     if best := [point for point in zip(*validation.extremes(), strict=True) if point[1] == view.best]:
-        axes.plot(*best[0], marker="o", markersize=9, markerfacecolor="none", color=BLACK)
+        ring: dict[str, Any] = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
+        figure.line(axes, "best", ([best[0][0]], [best[0][1]]), color=BLACK, **ring)
     if end := test.last():
-        axes.plot(*end, marker="D", markersize=6, color=VERMILLION)
+        diamond: dict[str, Any] = {"marker": "D", "markersize": 6, "linestyle": "none"}
+        figure.line(axes, "test", ([end[0]], [end[1]]), color=VERMILLION, **diamond)
     numeric_y_axis(axes)
 
 
@@ -319,7 +335,7 @@ def _quantity_plot(name: str, unit: str, curves: Mapping[str, Curve], caption: s
     with drawing(name, 2.3) as figure:
         (axes,) = figure.panels()
         for (learner, curve), (colour, _) in zip(shown.items(), series(len(shown)), strict=True):
-            line = curve_with_raw(axes, curve, colour)
+            line = _curve_with_raw(figure, axes, unit if len(shown) == 1 else learner, curve, colour)
             if len(shown) > 1:
                 figure.label(elided(learner, NAME), line)
         if name == "lr":
@@ -329,4 +345,4 @@ def _quantity_plot(name: str, unit: str, curves: Mapping[str, Curve], caption: s
             numeric_y_axis(axes, [value for curve in shown.values() for value in curve.finite()], 20)
         axes.set_ylabel(unit)
         step_axis(axes, max(curve.means()[0][-1] for curve in shown.values()))
-    return Plot(name, caption, figure.svg)
+    return Plot(name, f"{caption}{_smoothed(list(shown.values()))}", figure.svg, figure.charts)

@@ -19,7 +19,7 @@ from mptrain.comparison.configurations import short_label
 from mptrain.comparison.ranking import sweep_lead
 from mptrain.numerics.words import counted, duration, elided, moment, number, rate, scale_path, share
 from mptrain.report import plotting
-from mptrain.report.curves import Curve
+from mptrain.report.curves import EXTREMES, MEAN, Curve, in_groups
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -246,12 +246,17 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
 
 
 def overlay_plot(
-    name: str, unit: str, caption: str, groups: Mapping[str, Sequence[Curve]], styles: Sequence[tuple[str, str]]
+    name: str,
+    unit: str,
+    caption: str,
+    groups: Mapping[str, Sequence[Curve]],
+    styles: Sequence[tuple[str, str]],
+    factor: float = 30,
 ) -> Plot:
     """Plot one curve for each run of a sweep: smoothed if it is long, or as steps between powers of two for ``scales``.
 
     Runs of a group differ only in their seed, and each group has a colour and line style. ``unit`` labels
-    the vertical axis.
+    the vertical axis, which is logarithmic if positive values span more than ``factor``.
     """
     curves = [curve for some in groups.values() for curve in some]
     with plotting.drawing(name, 2.7) as figure:
@@ -260,20 +265,22 @@ def overlay_plot(
             style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.3, "alpha": 0.9}
             for curve in some:
                 if name == "scales":
-                    plotting.scale_steps(axes, curve.extremes(), **style)
+                    figure.line(axes, group or unit, curve.extremes(), powers=True, drawstyle="steps-post", **style)
                 else:
-                    axes.plot(*(curve.smooth() if len(curve) > LONG else curve.means()), **style)
+                    points = curve.smooth() if len(curve) > LONG else curve.means()
+                    figure.line(axes, group or unit, points, **style)
             if 1 < len(groups) <= plotting.MOST_NAMED:
                 figure.label(elided(group, plotting.NAME), **style)
         if name == "scales":
             plotting.power_of_two_y_axis(axes)
         else:
             plotting.numeric_y_axis(
-                axes, [value for curve in curves for value in curve.means()[1] if not math.isnan(value)], 30
+                axes, [value for curve in curves for value in curve.means()[1] if not math.isnan(value)], factor
             )
         axes.set_ylabel(unit)
         plotting.step_axis(axes, max((curve.means()[0][-1] for curve in curves if len(curve)), default=1))
-    return Plot(name, caption, figure.svg)
+    caption += in_groups(curves, EXTREMES if name == "scales" else MEAN)
+    return Plot(name, caption, figure.svg, figure.charts)
 
 
 def _metrics(points: Sequence[OpenedPoint]) -> list[float]:

@@ -74,11 +74,7 @@ class OpenedPoint:
     @property
     def skip_rate(self) -> float | None:
         """Share of skipped steps of the run over all learners, 0 to 1; None if no step is recorded."""
-        if self.opened is None:
-            return None
-        learners = self.opened.history.learners.values()
-        attempts = sum(learner.attempts for learner in learners)
-        return sum(learner.refused for learner in learners) / attempts if attempts else None
+        return self.opened.skip_rate if self.opened else None
 
     def setting(self, key: str) -> float | None:
         """Return the number that a varied key is set to by the job's overrides; None if it is not set to a number."""

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from mptrain.runlog.atomic_files import require_no_links, write_atomically
 from mptrain.runlog.run_paths import PathInside, RunPaths, name_problem
+from mptrain.runlog.run_reader import Run
 from mptrain.runlog.run_state import now
 from mptrain.runlog.strict_json import read_object
 from mptrain.runlog.summary_file import read_summary
@@ -237,14 +238,14 @@ def interval_of(summary: Mapping[str, Any]) -> tuple[float, float] | None:
     return (float(found[0]), float(found[1])) if found else None
 
 
-def overrides_of(job: SweepJob) -> dict[str, str]:
-    """Return a job's overrides by key, without Hydra's ``+`` and ``~``; the last override of a key wins."""
+def overrides_of(job: SweepJob | Run) -> dict[str, str]:
+    """Return the overrides of a job or run by key, without Hydra's ``+`` and ``~``; the last override of a key wins."""
     parts = [word.partition("=") for word in job.overrides]
     return {key.lstrip("+~"): value for key, _, value in parts}
 
 
-def varied_keys(jobs: Iterable[SweepJob]) -> list[str]:
-    """Return the keys in which the overrides of a sweep's jobs differ, in order of first appearance."""
+def varied_keys(jobs: Iterable[SweepJob | Run]) -> list[str]:
+    """Return the keys in which the overrides of jobs or runs differ, in order of first appearance."""
     tables = [overrides_of(job) for job in jobs]
     keys = dict.fromkeys(key for table in tables for key in table)
     return [key for key in keys if len({table.get(key) for table in tables}) > 1]

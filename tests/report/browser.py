@@ -1,4 +1,4 @@
-"""Opens a page in headless Chromium by its debugging pipe and records requests, console entries and a screenshot."""
+"""Opens a page in headless Chromium by its debugging pipe, acts on it, and records requests and console entries."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -24,18 +24,9 @@ os.dup2(pair[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])"""
 
 
-@dataclass
-class Visit:
-    """Result of a page load: requested URLs, console entries, page size in CSS pixels and a screenshot."""
-
-    requests: list = field(default_factory=list)
-    complaints: list = field(default_factory=list)
-    answers: list = field(default_factory=list)
-    png: bytes = b""
-
-
-def visit(path, width, questions=(), picture=False):
-    """Open a file at a width in CSS pixels and evaluate each question, a JavaScript expression, in the page."""
+@contextmanager
+def opened(path, width, *, scripts=True, dark=False, downloads=None):
+    """Open a file at a width in CSS pixels and yield the page; ``downloads`` is the folder for files that it saves."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         to_browser, ours = os.pipe()
         theirs, from_browser = os.pipe()
@@ -51,7 +42,9 @@ def visit(path, width, questions=(), picture=False):
         os.close(to_browser)
         os.close(from_browser)
         try:
-            return _Session(ours, theirs).visit(path, width, questions, picture)
+            page = OpenedPage(ours, theirs, width, dark=dark, scripts=scripts, downloads=downloads)
+            page.go(path)
+            yield page
         finally:
             os.close(ours)
             os.close(theirs)
@@ -59,38 +52,70 @@ def visit(path, width, questions=(), picture=False):
             process.wait(30)
 
 
-class _Session:
-    def __init__(self, ours, theirs):
+class OpenedPage:
+    """A page in the browser; ``requests`` are the requested URLs, and ``complaints`` the console entries."""
+
+    def __init__(self, ours, theirs, width, *, dark, scripts, downloads):
+        self.requests, self.complaints = [], []
         self._ours, self._theirs = ours, theirs
         self._buffer = b""
         self._number = 0
-        self._seen = Visit()
         self._loaded = False
-
-    def visit(self, path, width, questions, picture):
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
-        session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Log", "Runtime"):
-            self._ask(f"{domain}.enable", session)
-        self._ask(
-            "Emulation.setDeviceMetricsOverride",
-            session,
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+            self._call(f"{domain}.enable")
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+        self.media(dark=dark)
+        if not scripts:
+            self._call("Emulation.setScriptExecutionDisabled", value=True)
+        if downloads:
+            self._ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
+
+    def go(self, path):
+        """Load a file, or the page that reloads itself, and wait until it has loaded."""
         self._loaded = False
-        self._ask("Page.navigate", session, url=path.resolve().as_uri())
+        self._call("Page.navigate", url=path.resolve().as_uri())
+        self.wait_for_load()
+
+    def wait_for_load(self):
+        """Wait until the page has loaded since the last wait."""
         while not self._loaded:
             self._take(self._next())
-        for question in questions:
-            answer = self._ask("Runtime.evaluate", session, expression=question, returnByValue=True)
-            self._seen.answers.append(answer["result"].get("value"))
-        if picture:
-            shot = self._ask("Page.captureScreenshot", session, captureBeyondViewport=True)
-            self._seen.png = base64.b64decode(shot["data"])
-        return self._seen
+        self._loaded = False
+
+    def evaluate(self, expression):
+        """Return the value of a JavaScript expression in the page, awaited."""
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def mouse(self, *points, clicks=0, drag=False):
+        """Move the mouse over points (x, y) in CSS pixels of the window, and click at the last or drag to it."""
+        (x, y), pressed = points[0], {"button": "left", "clickCount": 1}
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        if drag:
+            self._call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, **pressed)
+        for x, y in points[1:]:
+            self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, **(pressed if drag else {}))
+        if drag:
+            self._call("Input.dispatchMouseEvent", type="mouseReleased", x=x, y=y, **pressed)
+        for count in range(1, clicks + 1):
+            for kind in ("mousePressed", "mouseReleased"):
+                self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
+
+    def media(self, *, dark=False, printed=False):
+        """Show the page as in a dark or light colour scheme, or as printed."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", media="print" if printed else "", features=[scheme])
+
+    def screenshot(self):
+        """Return a picture of the whole page as PNG."""
+        return base64.b64decode(self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+
+    def _call(self, method, **parameters):
+        return self._ask(method, self._session, **parameters)
 
     def _ask(self, method, session=None, **parameters):
         self._number += 1
@@ -116,10 +141,12 @@ class _Session:
     def _take(self, event):
         match event.get("method"):
             case "Network.requestWillBeSent":
-                self._seen.requests.append(event["params"]["request"]["url"])
+                self.requests.append(event["params"]["request"]["url"])
             case "Log.entryAdded":
-                self._seen.complaints.append(event["params"]["entry"]["text"])
-            case "Runtime.consoleAPICalled" | "Runtime.exceptionThrown":
-                self._seen.complaints.append(str(event["params"]))
+                self.complaints.append(event["params"]["entry"]["text"])
+            case "Runtime.consoleAPICalled":
+                self.complaints.append(str(event["params"]["args"]))
+            case "Runtime.exceptionThrown":
+                self.complaints.append(str(event["params"]["exceptionDetails"]["exception"].get("description")))
             case "Page.loadEventFired":
                 self._loaded = True

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from mptrain.report.curves import Curve, mean_over_runs
+from mptrain.report.curves import Curve, in_groups, mean_over_runs
 
 
 def filled(values, most):
@@ -67,3 +67,8 @@ def test_runs_of_different_length_are_merged_on_wider_buckets():
     _, means, _, _ = mean_over_runs([*(filled([1.0] * 5, 99) for _ in range(3)), filled([9.0] * 8, 99)])
     assert means == [3.0] * 5  # one of four does not go on with their mean
     assert mean_over_runs([Curve(), Curve()]) == ([], [], [], [])
+
+
+def test_a_caption_says_how_many_steps_a_point_stands_for():
+    assert in_groups([filled([1.0] * 8, most=8), Curve()], "A point is the mean of") == ""
+    assert in_groups([filled([1.0] * 3000, most=8), Curve()], "Of") == " Of 512 steps."

@@ -1,3 +1,4 @@
+import math
 import re
 import xml.etree.ElementTree as ET
 
@@ -55,3 +56,39 @@ def test_series_differ_and_ticks_are_short():
     assert len(set(ordered_series(26))) == 26
     assert [tick(value) for value in (0.05, -2.0, 12_000.0, 1e-5)] == ["0.05", "\u22122", "12k", "1e\u221205"]
     assert [thousands(value) for value in (400, 2_500_000, 0)] == ["400", "2.5M", "0"]
+
+
+def test_curves_over_steps_keep_their_data_for_the_page():
+    with drawing("kept", 2.5) as figure:
+        above, below = figure.panels(2)
+        figure.line(above, "scale", ([1, 5], [65536.0, 8.0]), powers=True, color="red", drawstyle="steps-post")
+        figure.line(above, "overflow", ([5], [8.0]), powers=True, color="#000000", marker="v", linestyle="none")
+        above.set_ylabel("loss scale")
+        across = below.get_xaxis_transform()
+        figure.line(below, "lost", ([3], [0.97]), transform=across, marker="X", linestyle="none")
+        figure.line(below, "mean", ([1, 2], [1.0, math.nan]), band=([0.5, 1], [2.0, 3]), linestyle="--", alpha=0.5)
+        below.set_title("of runs")
+        below.set_yscale("log")
+    first, second = figure.charts
+    assert (first.unit, first.log, first.rows, first.title) == ("loss scale", 2, (), "")
+    assert [(one.name, one.kind, one.x, one.y, one.colour, one.marker) for one in first.series] == [
+        ("scale", "stepped", (1, 5), (65536.0, 8.0), "#ff0000", "None"),
+        ("overflow", "marks", (5,), (8.0,), "#000000", "v"),
+    ]
+    assert (second.title, second.log) == ("of runs", 10)
+    lost, mean = second.series
+    assert lost.kind == "steps"
+    assert (mean.low, mean.high, mean.dash, mean.alpha) == ((0.5, 1), (2.0, 3), "--", 0.5)
+    with drawing("rows", 2.5) as figure:
+        (axes,) = figure.panels()
+        figure.bars(axes, "skipped", ([1, 2], [0.0, 50.0]), 1)
+        figure.name_rows(axes, ["a" * 40, "b"])
+    (chart,) = figure.charts
+    assert (len(chart.rows[0]), chart.rows[1], chart.series[0].kind) == (22, "b", "bars")
+    assert not drawn_without_steps().charts
+
+
+def drawn_without_steps():
+    with drawing("other", 2.5) as figure:
+        figure.panels()[0].plot([1, 2], [3, 4])
+    return figure

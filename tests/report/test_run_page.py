@@ -180,3 +180,40 @@ def test_the_newest_picture_of_each_kind_is_shown(tmp_path):
     text = text_of(page)
     assert 'src="data:image/png;base64,' in text
     assert "](samples/samples-000060.png)" in text
+
+
+def test_the_page_of_a_run_draws_what_its_figures_show(tmp_path, drawn):
+    path = make_run(tmp_path / "run", steps=300, overflows={3: "calibrating", 250: "unexpected"})
+    charts = {plot.name: plot.charts for plot in page_of(path).plots()}
+    (loss,) = charts["loss"]
+    raw, smooth, validation = loss.series
+    assert (raw.name, smooth.name) == ("training loss, every step", "training loss, moving mean")
+    assert raw.x == smooth.x == tuple(range(1, 301))
+    assert raw.y[99] == 2.0 * 0.97**100 + 0.1
+    assert validation.x == tuple(range(20, 301, 20))
+    assert loss.log == 0
+    scale, *marks = charts["loss-scale"][0].series
+    assert {(step, value) for mark in marks for step, value in zip(mark.x, mark.y, strict=True)} == {
+        (3, 2**16),
+        (250, 2**15),
+    }
+    assert scale.y[0] == 2**16
+    assert scale.y[-1] == 2**14
+    rows = charts["loss-scale"][1]
+    assert rows.rows == ("0.weight", "2.bias")
+    assert {(series.y, series.x) for series in rows.series} == {
+        ((row,), (step,)) for row in (0, 1) for step in (3, 250)
+    }
+    assert [series.name for series in charts["metric"][0].series] == ["validation", "best", "test"]
+    assert sum(charts["skipped"][0].series[0].y) > 0
+
+
+def test_captions_say_what_a_long_run_leaves_out(tmp_path):
+    path = make_run(
+        tmp_path / "run", steps=1500, overflows=dict.fromkeys(range(1, 1500, 3), "unexpected"), scale=2.0**900
+    )
+    captions = {plot.name: plot.caption for plot in page_of(path).plots()}
+    for name in ("loss", "lr"):
+        assert "lowest and highest of every 2 steps, so that no spike is lost" in captions[name]
+    assert "Lines join the lowest and the highest value of every 2 steps." in captions["loss-scale"]
+    assert "A mark stands for all overflows of 8 steps." in captions["loss-scale"]
