@@ -345,8 +345,8 @@ def step_figure(steps: Sequence[int], series: Mapping[str, Sequence[float]], ski
         for axes, (name, values) in zip(figure.panels(len(series)), series.items(), strict=True):
             scale = name == "loss_scale"
             shown = [value if math.isfinite(value) else math.nan for value in values]
-            style = {"drawstyle": "steps-post"} if scale else {}
-            figure.line(axes, name, (list(map(float, steps)), shown), powers=scale, color=SERIES[0], **style)
+            form = "steps-post" if scale else "default"
+            figure.line(axes, name, (list(map(float, steps)), shown), powers=scale, color=SERIES[0], drawstyle=form)
             if scale:
                 power_of_two_y_axis(axes)
             else:

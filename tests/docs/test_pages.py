@@ -190,7 +190,8 @@ def test_first_pages_are_short(name, most):
 
 @pytest.mark.process
 def test_the_python_that_is_shown_runs(tmp_path, monkeypatch, capsys):
-    code = re.search(r"```python\n(.*?)```", PAGES["docs/python.md"], flags=re.DOTALL)[1]
+    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGES["docs/python.md"], flags=re.DOTALL))
+    code = code.replace('"run.name=trial"', '"run.name=trial", "train.max_steps=2"')
     injected = ("inject.step=2", "inject.tensor=input", "inject.value=nan")
     words = (*TINY, "precision=fp16_dynamic", "train.max_steps=3", "run.name=nightly")
     done = run_in_process(*words, *injected, cwd=tmp_path)
