@@ -417,6 +417,23 @@ def _replay(arguments: Namespace) -> int:
     return report_replay(replay_run(arguments.words[0], arguments.overrides))
 
 
+@_command("find a learning rate by a range test", Argument("lr"), replace(OVERRIDES), options=FOLDERS)
+def _find(arguments: Namespace) -> int:
+    """Trains 200 updates while the learning rate rises from 1e-4 to 100 times that of the configuration.
+
+    Prints the rates at which the loss falls fastest, is lowest and explodes, and suggests a tenth of that of the lowest
+    loss. Writes range-test.html into the directory of this run. train.max_steps, schedule.first and schedule.last
+    change the test. Only a training with the suggested rate proves that it is a good one.
+    """
+    from mptrain.cli.find import find_rate
+    from mptrain.engine.interrupt import end_at_signals, exit_at_signals
+
+    with end_at_signals():
+        with exit_at_signals():
+            import torch  # noqa: F401 - no signal may interrupt this import
+        return find_rate(arguments)
+
+
 @_command(
     "reproduce a published result and check its claim",
     RECIPE,

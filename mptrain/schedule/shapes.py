@@ -210,3 +210,18 @@ class CosineRestarts:
             length *= self.multiplier
         wave = 0.5 * (1 + math.cos(math.pi * since / length))
         return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * wave)
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """Schedule of a learning rate range test (Smith 2017): the rate rises exponentially over the planned updates.
+
+    ``first`` and ``last`` are the factors of the base rate in the first and the last update.
+    """
+
+    first: PositiveFloat = 1e-4
+    last: PositiveFloat = 100.0
+
+    def factor(self, update: int, planned: int) -> float:
+        """Return ``first`` times the power of ``last / first`` that the progress is."""
+        return self.first * math.pow(self.last / self.first, progress(update, planned - 1, 0))

@@ -1,0 +1,126 @@
+"""Reading of a learning rate range test (Smith 2017): the rates at which the loss falls, is lowest, and explodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mptrain.numerics.words import number
+from mptrain.report import plotting
+from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Plots, facts, section
+from mptrain.system.errors import DataError
+from mptrain.system.records import StepRecord
+
+#: Weight of the past in the moving mean of the loss, and updates at the beginning without which it says little.
+_PAST, _BEGIN = 0.95, 10
+
+#: Multiple of the lowest mean loss, above the loss at the beginning, that counts as exploding; and the usual distance
+#: of a rate that trains well from that of the lowest loss.
+_EXPLODES, _BELOW = 2.0, 10.0
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """Result of a learning rate range test.
+
+    Attributes:
+        rates: Learning rate of each update, ascending.
+        losses: Loss of each update, and ``means`` its moving mean, corrected for its beginning.
+        lowest: Rate at which the moving mean was lowest.
+        steepest: Rate at which it fell fastest.
+        explodes: Rate from which it grew without end or was not finite; None if no rate did it.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    means: tuple[float, ...]
+    lowest: float
+    steepest: float
+    explodes: float | None
+
+    @property
+    def suggested(self) -> float:
+        """A tenth of the rate of the lowest loss, with two digits."""
+        return float(f"{self.lowest / _BELOW:.1e}")
+
+
+def read_range_test(steps: Iterable[StepRecord]) -> RangeTest:
+    """Read a range test from the records of a run of one learner with ``schedule=range_test``.
+
+    Raise DataError if the loss did not fall, so that no rate can be suggested.
+    """
+    rates, losses, means = [], [], []
+    mean, exploded = 0.0, None
+    for step in steps:
+        if step.skipped:
+            continue
+        if not math.isfinite(step.loss):
+            exploded = step.lr
+            break
+        mean = _PAST * mean + (1 - _PAST) * step.loss
+        rates.append(step.lr)
+        losses.append(step.loss)
+        means.append(mean / (1 - _PAST ** len(rates)))
+    if len(rates) <= 2 * _BEGIN:
+        raise DataError(
+            f"a range test of {len(rates)} updates says nothing",
+            "choose a smaller optimizer.lr, or more train.max_steps",
+        )
+    best = min(range(_BEGIN, len(means)), key=means.__getitem__)
+    falls = [one - other for one, other in pairwise(means[: best + 1])]
+    if best == _BEGIN or means[best] > 0.99 * means[0]:
+        raise DataError(
+            f"the loss did not fall at any rate from {rates[0]:.1e} to {rates[-1]:.1e}",
+            "check the model and the data with mptrain doctor, or try another optimizer.lr as the middle of the range",
+        )
+    limit = max(_EXPLODES * means[best], means[0])
+    exploded = next((rates[at] for at in range(best, len(means)) if means[at] > limit), exploded)
+    steepest = 1 + max(range(_BEGIN, best), key=falls.__getitem__)
+    return RangeTest(tuple(rates), tuple(losses), tuple(means), rates[best], rates[steepest], exploded)
+
+
+def range_test_page(title: str, found: RangeTest, command: str) -> Page:
+    """Return the page of a range test; ``command`` trains with the suggested rate."""
+    return Page(
+        over="mptrain learning rate range test",
+        title=title,
+        status=Cell(""),
+        lead=f"Suggested learning rate: {found.suggested:g}.",
+        sections=(section("Rates", _figure(found), *result_blocks(found, command)),),
+    )
+
+
+def result_blocks(found: RangeTest, command: str) -> list[Block]:
+    """Return the rates that were found, and what they are worth."""
+    tried = f"{len(found.rates):,} updates, from {found.rates[0]:.2g} to {found.rates[-1]:.2g}"
+    explodes = f"{found.explodes:.2g}" if found.explodes is not None else "at no rate that was tried"
+    return [
+        facts(
+            ("suggested", f"{found.suggested:g}, a tenth of that of the lowest loss"),
+            ("lowest loss", f"at {found.lowest:.2g}: {number(min(found.means[_BEGIN:]))}, moving mean"),
+            ("falls fastest", f"at {found.steepest:.2g}"),
+            ("explodes", explodes),
+            ("tried", tried),
+            ("train", command),
+        ),
+        Bullets(("A range test shows at which rates training begins and breaks soon, not which is best in the end.",)),
+    ]
+
+
+def _figure(found: RangeTest) -> Block:
+    with plotting.drawing("range-test", 2.9) as figure:
+        (axes,) = figure.panels()
+        axes.plot(found.rates, found.losses, color=plotting.GREY, alpha=0.4, linewidth=0.8)
+        axes.plot(found.rates, found.means, color=plotting.SERIES[0])
+        top = 1.3 * max(found.means[0], min(found.means))
+        axes.set_ylim(0, top)
+        axes.set_xscale("log")
+        axes.axvline(found.suggested, color=plotting.SERIES[2], linestyle="--")
+        figure.label("loss", color=plotting.GREY, alpha=0.4)
+        figure.label("moving mean", color=plotting.SERIES[0])
+        figure.label("suggested rate", color=plotting.SERIES[2], linestyle="--")
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel("loss")
+    return Plots((Plot("range-test", "Loss while the learning rate rises, update by update.", figure.svg),))

@@ -1,0 +1,68 @@
+"""A range test reads where the loss falls, is lowest and explodes, and suggests nothing where it does not fall."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from small_runs import TINY, run_in_process
+
+from mptrain.report.html_and_markdown import html
+from mptrain.report.range_test import range_test_page, read_range_test
+from mptrain.runlog.run_reader import read_run
+from mptrain.system.errors import DataError
+from mptrain.system.records import StepRecord
+
+
+def steps(loss_at, count=200, low=1e-5, high=10.0):
+    """Records of a test whose loss is a function of the learning rate."""
+    names = StepRecord.__annotations__
+    for at in range(count):
+        rate = low * (high / low) ** (at / (count - 1))
+        fields = {"step": at + 1, "learner": "main", "loss": loss_at(rate), "lr": rate, "skipped": False}
+        yield StepRecord(**{name: fields.get(name, 0) for name in names})
+
+
+def test_the_rates_are_those_of_the_curve():
+    found = read_range_test(
+        steps(lambda rate: 2.3 if rate < 1e-3 else 0.5 if rate < 0.1 else math.inf if rate > 3 else 9.0)
+    )
+    assert 0.05 < found.lowest < 0.1
+    assert found.suggested == float(f"{found.lowest / 10:.1e}")
+    assert 1e-3 < found.steepest < 2e-3
+    assert 0.1 < found.explodes < 1
+    assert max(found.rates) <= 3
+
+
+def test_a_loss_that_never_explodes_is_said_and_one_that_does_not_fall_suggests_nothing():
+    found = read_range_test(steps(lambda rate: 2.3 - math.log10(rate / 1e-5) / 10))
+    assert found.explodes is None
+    assert "at no rate that was tried" in html(range_test_page("<run>", found, "mptrain"))
+    with pytest.raises(DataError, match="the loss did not fall at any rate"):
+        read_range_test(steps(lambda rate: 2.3))
+    with pytest.raises(DataError, match="a range test of 15 updates says nothing"):
+        read_range_test(steps(lambda rate: 2.3, count=15))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_network_trains_with_the_rate_that_is_suggested(optimizer, tmp_path):
+    words = (*TINY[:4], f"optimizer={optimizer}", "precision=fp16_dynamic", "threads=1")
+    done = run_in_process("find", "lr", *words, "run.name=test", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rate = float(done.stdout.split("suggested: ")[1].split(",")[0])
+    assert (tmp_path / "outputs/test/range-test.html").exists()
+    assert f"optimizer.lr={rate:g}" in done.stdout
+    done = run_in_process(*words, f"optimizer.lr={rate}", "train.epochs=30", "run.name=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_run(tmp_path / "outputs/run").summary["metric"] > 0.6
+
+
+def test_what_cannot_be_found_is_said(tmp_path):
+    for words, said in (
+        (("momentum",), "find takes what to find"),
+        (("lr", "schedule=cosine"), "a range test has its own schedule"),
+        (("lr", "model=nothing"), "nothing"),
+    ):
+        done = run_in_process("find", *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert said in done.stderr
