@@ -10,7 +10,7 @@ import wave
 import pytest
 import torch
 from PIL import Image
-from small_runs import run_in_process
+from small_runs import run_command, run_in_process
 
 from mptrain.build.parts import build
 from mptrain.config.compose import reload
@@ -107,14 +107,18 @@ def prompts(folder):
 KINDS = {one.__name__: one for one in (class_folders, stored_pictures, texts, sentences, recordings, scenes)}
 
 
+FP32, EMA = ("precision=fp32",), ("precision=amp_dynamic", "train.ema_decay=0.9")
+HALF, SHARDED = ("precision=fp16_dynamic",), ("precision=fp16_dynamic", "distributed=fsdp2", "distributed.procs=2")
+CASES = [(kind, more) for kind in KINDS for more in (FP32, EMA)]
+CASES += [("class_folders", HALF), pytest.param("stored_pictures", SHARDED, marks=pytest.mark.distributed)]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "more", [("precision=fp32",), ("precision=amp_dynamic", "train.ema_decay=0.9")], ids=["fp32", "ema"]
-)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "more"), CASES)
 def test_predictions_are_those_of_the_evaluation_sample_by_sample(kind, more, tmp_path, monkeypatch):
     words, inputs_of = KINDS[kind](tmp_path)
-    done = run_in_process(*words, *more, cwd=tmp_path)
+    train = run_command if more is SHARDED else run_in_process
+    done = train(*words, *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = find_run(str(tmp_path / "outputs/run"))
     monkeypatch.chdir(tmp_path)
