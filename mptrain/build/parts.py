@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Iterator
 
 import torch
 
@@ -30,7 +28,7 @@ from mptrain.engine.monitor import require_monitored
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.step import Plan
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
-from mptrain.precision.apply import autocast, matmul_precision_restored, set_matmul_precision
+from mptrain.precision.apply import autocast, set_matmul_precision
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, uses_upcast
 from mptrain.system.device import capabilities, untried, use
@@ -132,21 +130,6 @@ def build(
         require_monitored(parts, config.train)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
-
-
-@contextlib.contextmanager
-def settings_restored() -> Iterator[None]:
-    """Restore afterwards what keys of a run set: torch's threads, deterministic and benchmark mode, and precision."""
-    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
-    mode = torch.get_deterministic_debug_mode()
-    try:
-        with matmul_precision_restored():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        if torch.get_deterministic_debug_mode() != mode:  # setting it imports torch's compiler
-            torch.set_deterministic_debug_mode(mode)
-        torch.backends.cudnn.benchmark = benchmark
 
 
 def _prepare_process(config: Config, comm: Communicator) -> torch.device:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.build.parts import settings_restored
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
 from mptrain.cli.doctor_data import class_counts, data_findings
@@ -20,6 +19,7 @@ from mptrain.numerics.words import UNKNOWN, listed
 from mptrain.probe.module_trail import LOSS
 from mptrain.report.page import Table, Text, facts, table
 from mptrain.system.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
+from mptrain.system.torch_settings import settings_restored
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config

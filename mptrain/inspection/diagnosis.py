@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from mptrain.build.parts import build, settings_restored
+from mptrain.build.parts import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads, command_with, is_allow_override
@@ -35,6 +35,7 @@ from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.system.errors import CheckpointError, ConfigError, StorageError
 from mptrain.system.records import StepRecord
+from mptrain.system.torch_settings import settings_restored
 
 #: Class of a loss scaling rule, and the scale with which it starts.
 _FirstScale: TypeAlias = tuple[type, float]

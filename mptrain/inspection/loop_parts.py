@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.build.parts import settings_restored
 from mptrain.config.compose import compose, reload
 from mptrain.config.schema import Config
 from mptrain.config.yaml_files import read_yaml
@@ -28,6 +27,7 @@ from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.system.errors import ConfigError, instance
 from mptrain.system.random_state import other_random_numbers
 from mptrain.system.torch_private import disable_current_modes, storage_key, tree_leaves, tree_map
+from mptrain.system.torch_settings import settings_restored
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, IndependentSamples
 from mptrain.workloads.base.faulty_samples import Faults

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -134,24 +133,3 @@ def set_matmul_precision(policy: Policy) -> None:
     torch.backends.cuda.matmul.fp32_precision = products
     torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def matmul_precision_restored() -> Iterator[None]:
-    """Restore what `set_matmul_precision` sets when the context ends."""
-    cuda, cudnn, mha = torch.backends.cuda, torch.backends.cudnn, torch.backends.mha
-    names = [(cuda.matmul, f"allow_{dtype}_reduced_precision_reduction") for dtype in ("fp16", "bf16")]
-    places: list[tuple[Any, str]] = [*names, (cuda.matmul, "fp32_precision")]
-    places += [(getattr(cudnn, kind), "fp32_precision") for kind in ("conv", "rnn")]
-    before = [getattr(*place) for place in places]
-    fused, sums = mha.get_fastpath_enabled(), cuda.fp16_bf16_reduction_math_sdp_allowed()
-    try:
-        yield
-    finally:
-        mha.set_fastpath_enabled(fused)
-        cuda.allow_fp16_bf16_reduction_math_sdp(sums)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            cuda.matmul.allow_tf32, cudnn.allow_tf32 = before[2] == "tf32", before[3] == "tf32"
-        for place, value in zip(places, before, strict=True):
-            setattr(*place, value)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 
-from mptrain.build.parts import build, settings_restored
+from mptrain.build.parts import build
 from mptrain.build.workload import build_dataset
 from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
@@ -29,6 +29,7 @@ from mptrain.runlog.strict_json import indented_json, read_object
 from mptrain.runlog.trained_samples import beside, read_trained, write_trained
 from mptrain.system.errors import DataError, UsageError, either
 from mptrain.system.records import EvalRecord
+from mptrain.system.torch_settings import settings_restored
 from mptrain.workloads.base.dataset import Dataset
 
 #: Keys by which an evaluation holds out a part of a folder without splits, instead of taking all of it as test data.

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mptrain.build.new_inputs import open_new_inputs
-from mptrain.build.parts import settings_restored
 from mptrain.config.compose import reload
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.parts import Parts
@@ -20,6 +19,7 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
 from mptrain.system.device import capabilities
 from mptrain.system.errors import UsageError
+from mptrain.system.torch_settings import settings_restored
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.task import Task

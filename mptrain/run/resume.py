@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mptrain.build.parallelism import check_parallelism
-from mptrain.build.parts import build, settings_restored
+from mptrain.build.parts import build
 from mptrain.config.catalogue import RECHOSEN
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
@@ -32,6 +32,7 @@ from mptrain.runlog import RunDirectory, RunState, find_run, read_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.manifest import manifest_name
 from mptrain.system.errors import CheckpointError, ConfigError, Problem, StorageError
+from mptrain.system.torch_settings import settings_restored
 from mptrain.workloads.base.dataset import Dataset
 
 

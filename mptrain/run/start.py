@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mptrain.build.parallelism import check_parallelism, device_of
-from mptrain.build.parts import build, settings_restored
+from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
@@ -16,6 +16,7 @@ from mptrain.run.resume import continue_run
 from mptrain.run.tracking import require_logger
 from mptrain.runlog import RunDirectory, create_run, existing_run, open_run
 from mptrain.system.errors import EXIT_BUG, EXIT_PREEMPTED, ConfigError, MptrainError, StorageError
+from mptrain.system.torch_settings import settings_restored
 from mptrain.workloads.base.dataset import Dataset
 
 

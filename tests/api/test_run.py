@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,3 +101,8 @@ def test_the_package_and_its_runs_are_read_without_torch():
     took, imports_torch = done.stdout.split()
     assert float(took) < 0.05
     assert imports_torch == "False"
+
+
+def test_type_checkers_know_every_name():
+    stub = Path(mptrain.__file__).with_suffix(".pyi").read_text()
+    assert set(re.findall(r"import \w+ as (\w+)", stub)) == set(mptrain._FUNCTIONS)
