@@ -18,6 +18,7 @@ from mptrain.config.compose import compose
 from mptrain.run.attempt import RunInfo
 from mptrain.run.start import launch
 from mptrain.runlog.sink import Sink
+from mptrain.system.device import begun
 from mptrain.system.errors import ConfigError, UsageError
 from mptrain.system.random_state import random_state, set_random_state
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
@@ -84,14 +85,11 @@ def _dataset(data: Any, workers: int) -> MapDataset:
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:
     """Restore the states of all generators of random numbers and the current folder afterwards."""
-    devices = [torch.device("cpu")]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        devices.append(torch.device("cuda"))
-    states, drawn, folder = [(device, random_state(device)) for device in devices], np.random.get_state(), Path.cwd()
+    device = begun() or torch.device("cpu")
+    states, drawn, folder = random_state(device), np.random.get_state(), Path.cwd()
     try:
         yield
     finally:
         os.chdir(folder)
         np.random.set_state(drawn)
-        for device, state in states:
-            set_random_state(state, device)
+        set_random_state(states, device)

@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from mptrain.engine.evaluate import gather_model, in_evaluation_mode, with_weights
 from mptrain.engine.parts import Parts
@@ -28,6 +27,7 @@ from mptrain.numerics.rounding import saturated
 from mptrain.numerics.words import elided, number
 from mptrain.system.errors import ConfigError, MptrainError, NumericsError
 from mptrain.system.extras import load_extra
+from mptrain.system.torch_private import tree_leaves, tree_map
 from mptrain.workloads.base.batch import Batch
 
 #: Samples in the example that is exported, and in the batches that check the file besides it.
@@ -142,11 +142,11 @@ def _call(parts: Parts, model: nn.Module, batch: Batch) -> _Call:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 def _each(call: _Call, change: Callable[[Tensor], Tensor]) -> _Call:
-    return cast("_Call", pytree.tree_map_only(Tensor, change, call))
+    return cast("_Call", tree_map(lambda value: change(value) if isinstance(value, Tensor) else value, call))
 
 
 def _resized(call: _Call, samples: int) -> _Call:
@@ -170,7 +170,7 @@ def _in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _program(network: nn.Module, call: _Call, *, fixed: bool) -> torch.export.ExportedProgram:
     """Return the program of a network with any number of samples, and unless ``fixed`` any other size it allows."""
     batch, other = torch.export.Dim("batch"), torch.export.Dim.STATIC if fixed else torch.export.Dim.AUTO
-    args, kwargs = pytree.tree_map(
+    args, kwargs = tree_map(
         lambda value: {at: other if at else batch for at in range(value.ndim)} if isinstance(value, Tensor) else None,
         call,
     )

@@ -110,6 +110,14 @@ def use(device: torch.device) -> None:
         torch.accelerator.set_device_index(device)
 
 
+def begun() -> torch.device | None:
+    """Return this machine's accelerator if this process has begun to use it; otherwise None."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or not getattr(torch.get_device_module(found), "is_initialized", lambda: True)():
+        return None
+    return found
+
+
 def current(kind: str) -> torch.device:
     """Return the current device of this machine's kind of accelerator, such as ``cuda``, with its index."""
     return torch.device(kind, torch.accelerator.current_device_index())

@@ -215,7 +215,7 @@ def test_what_runs_trackers_is_none(capsys, stranger, target):
     ["allow: [strangers_module]", "allow: ['${seed}', strangers_module]", "allow: '${model.hidden}'", "'${model}'"],
 )
 def test_a_saved_configuration_cannot_say_whose_code_is_trusted(stranger, said):
-    text = saved().replace("extensions:\n  allow: []", f"extensions:\n  {said}")
+    text = saved().replace("extensions:\n  allow: []\n  sinks: []", f"extensions:\n  {said}")
     assert said in text
     for words in ((), ("train.epochs=1",), ("model.nonsense=1",), ("~extensions.allow",), ("extensions={}",)):
         with pytest.raises(ConfigError, match="the saved configuration runs code from outside mptrain"):
