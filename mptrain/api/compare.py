@@ -50,5 +50,6 @@ def compare(
         raise UsageError(f"{next(iter(about_logs))} is about logs", "leave it out, or give logs=")
     from mptrain.sweep.comparisons import ComparisonOptions, judge_runs
 
-    options = ComparisonOptions(reference, margin or ComparisonOptions.margin, metric, tuple(by))
+    margin = ComparisonOptions.margin if margin is None else margin
+    options = ComparisonOptions(reference, margin, metric, tuple(by))
     return judge_runs([str(run.paths.root if isinstance(run, Run) else run) for run in runs], options, anyway=anyway)

@@ -37,17 +37,17 @@ class Run(run_reader.Run):
         Raises:
             MptrainError: There is no usable checkpoint, or the network cannot be built.
         """
+        from mptrain.api.caller import caller_restored
         from mptrain.build.new_inputs import saved_facts
         from mptrain.config.compose import reload
         from mptrain.engine.snapshot import require_same_schema
         from mptrain.engine.weights_io import load_matching, plain_weights
         from mptrain.runlog.checkpoints import CheckpointStore
-        from mptrain.system.random_state import other_random_numbers
 
         config = reload(self.config, overrides)
         loaded = CheckpointStore(self.paths.checkpoints, config.checkpoint.keep).load(_which(best))
         require_same_schema(loaded.state)
-        with other_random_numbers(_cpu()):
+        with caller_restored():
             model: nn.Module = config.model.build(**saved_facts(self.paths.data))
         fit = load_matching(model, plain_weights(loaded.state, average=average), str(self.paths.root))
         if fit.fresh:
@@ -76,10 +76,12 @@ class Run(run_reader.Run):
             DataError: An input is unusable.
             MptrainError: The run cannot predict.
         """
+        from mptrain.api.caller import caller_restored
         from mptrain.run.prediction import predictor
 
         given = [inputs] if isinstance(inputs, str | Path) else inputs
-        with predictor(str(self.paths.root), overrides, _which(best), average=average) as loaded:
+        restored, place = caller_restored(), str(self.paths.root)
+        with restored, predictor(place, overrides, _which(best), average=average) as loaded:
             found = list(loaded.predict(map(str, given)))
         if bad := [one for one in found if one.error]:
             raise DataError(f"{bad[0].given}: {bad[0].error}", f"{len(bad)} of {len(found)} inputs are unusable")
@@ -97,10 +99,12 @@ class Run(run_reader.Run):
         Raises:
             MptrainError: There is no usable checkpoint, the network cannot be exported, or the file not written.
         """
+        from mptrain.api.caller import caller_restored
         from mptrain.run.evaluation import export_run
 
-        place = str(self.paths.root)
-        export_run(place, _which(best), average=average, output=Path(output).expanduser(), trusted=overrides)
+        place, file = str(self.paths.root), Path(output).expanduser()
+        with caller_restored():
+            export_run(place, _which(best), average=average, output=file, trusted=overrides)
 
     def plot(self, *names: str, learner: str | None = None) -> Drawing:
         """Return a figure of fields of the steps, one below the other: ``loss`` and ``loss_scale`` by default.
@@ -172,9 +176,3 @@ def _as_run(read: run_reader.Run) -> Run:
 
 def _which(best: bool) -> Literal["last", "best"]:
     return "best" if best else "last"
-
-
-def _cpu() -> Any:
-    import torch
-
-    return torch.device("cpu")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
+from mptrain.api.caller import caller_restored
 from mptrain.api.run import Run, open_run
 from mptrain.cli.messages import warn
 from mptrain.cli.train import displays
@@ -18,9 +14,7 @@ from mptrain.config.compose import compose
 from mptrain.run.attempt import RunInfo
 from mptrain.run.start import launch
 from mptrain.runlog.sink import Sink
-from mptrain.system.device import begun
 from mptrain.system.errors import ConfigError, UsageError
-from mptrain.system.random_state import random_state, set_random_state
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 
 
@@ -68,7 +62,7 @@ def train(
     def sinks(info: RunInfo) -> Sequence[Sink]:
         return [*(displays(info) if show else ()), *callbacks]
 
-    with _restored():
+    with caller_restored():
         outcome = launch(config, sinks, dataset)
     return open_run(outcome.root)
 
@@ -80,16 +74,3 @@ def _dataset(data: Any, workers: int) -> MapDataset:
             "give a torch.utils.data.Dataset, or a tuple or mapping of train, val and test",
         )
     return MapDataset("from_python", parts, workers)
-
-
-@contextlib.contextmanager
-def _restored() -> Iterator[None]:
-    """Restore the states of all generators of random numbers and the current folder afterwards."""
-    device = begun() or torch.device("cpu")
-    states, drawn, folder = random_state(device), np.random.get_state(), Path.cwd()
-    try:
-        yield
-    finally:
-        os.chdir(folder)
-        np.random.set_state(drawn)
-        set_random_state(states, device)

@@ -39,7 +39,7 @@ def open_new_inputs(file: Path) -> NewInputs:
     """
     card = read_object(file)
     kind = card.get("inputs")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise DataError(
             f"{file} does not say how new inputs are read: its data set is {card.get('name', 'unknown')}",
             "data sets of pictures, texts and recordings that come with mptrain say it, but not in runs of version 0.2",

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from mptrain.runlog.sink import Sink
 
 #: Overrides of a range test; those of the user follow, and may change the number of updates and the range.
-_WORDS = ("schedule=range_test", "train.max_steps=200", "train.epochs=100000", "checkpoint.every_epochs=null")
+_WORDS = (
+    "schedule=range_test",
+    "train.max_steps=200",
+    "train.epochs=100000",
+    "train.max_consecutive_overflows=10",
+    "checkpoint.every_epochs=null",
+)
+
+#: Beginnings of overrides that are about the test and not about the training that follows.
+_OF_TEST = ("schedule.", "run.", "train.max_steps=", "train.epochs=", "optimizer.lr=", "train.max_consecutive")
 
 
 def find_rate(arguments: Namespace) -> int:
@@ -54,15 +63,18 @@ def find_rate(arguments: Namespace) -> int:
         return []
 
     try:
-        launch(config, begun)
+        root = launch(config, begun).root
     except NumericsError:  # a rate that is too high ends the run, which is what the test is for
         if not roots:
             raise
-    run = read_run(roots[0])
+        root = roots[0]
+    run = read_run(root)
     steps = list(run.steps())
     found = read_range_test(step for step in steps if step.learner == steps[0].learner)
-    command = shlex.join(["mptrain", *arguments.overrides, f"optimizer.lr={found.suggested:g}"])
-    root = run.paths.root
+    kept = [word for word in arguments.overrides if not word.lstrip("+~").startswith(_OF_TEST)]
+    kept += [word for folder in arguments.config_dir for word in ("--config-dir", folder)]
+    kept += ["--config-name", arguments.config_name] if arguments.config_name != "train" else []
+    command = shlex.join(["mptrain", *kept, f"optimizer.lr={found.suggested:g}"])
     written = write_page(
         range_test_page(root.name, found, command), root, root / "range-test.html", root / "range-test.md"
     )

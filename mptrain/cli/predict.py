@@ -87,6 +87,7 @@ def _files(words: Sequence[str], source: NewInputs) -> dict[str, PurePath]:
     for word in words:
         if word == "-":
             lines = [line for line in _decoded(sys.stdin.buffer, "standard input") if line]
+            problems += [f"{line} is no file" for line in lines if not PurePath(line).name]
             found |= {line: PurePath(PurePath(line).name) for line in lines}
             continue
         place = Path(word).expanduser()

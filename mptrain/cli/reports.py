@@ -13,8 +13,8 @@ from mptrain.cli.places import place
 from mptrain.report.forecast_page import recommend
 from mptrain.report.page import Code, Text
 from mptrain.report.report_files import write_forecast, write_page, write_replay, write_report
-from mptrain.runlog.directory import last_run, open_run
-from mptrain.system.errors import EXIT_DATA, EXIT_OK, UsageError
+from mptrain.runlog.directory import RunDirectory, last_run, open_run
+from mptrain.system.errors import EXIT_DATA, EXIT_OK, Preempted, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -72,17 +72,24 @@ def _write(arguments: Namespace) -> Iterator[tuple[Path, ReportFiles]]:
 
 def _follow(folder: Path, seconds: int, *, quiet: bool) -> None:
     """Write the report of a run every so many seconds while it trains; its page reloads itself until then."""
+    from mptrain.engine.interrupt import end_at_signals
+
     run = open_run(folder)
     try:
-        while (state := run.read_state()) is not None and state.status == "running" and run.holder() is not None:
-            files = write_report(folder, reload=seconds)
-            if not quiet:
-                say(f"{files.html}: written again every {seconds} s until the run has ended")
-                quiet = True
-            time.sleep(seconds)
-    except KeyboardInterrupt:
+        with end_at_signals():
+            _rewrite(folder, run, seconds, quiet=quiet)
+    except (KeyboardInterrupt, Preempted):
         write_report(folder)  # a page that no longer reloads itself
         raise
+
+
+def _rewrite(folder: Path, run: RunDirectory, seconds: int, *, quiet: bool) -> None:
+    while (state := run.read_state()) is not None and state.status == "running" and run.holder() is not None:
+        files = write_report(folder, reload=seconds)
+        if not quiet:
+            say(f"{files.html}: written again every {seconds} s until the run has ended")
+            quiet = True
+        time.sleep(seconds)
 
 
 def recommend_scale(arguments: Namespace) -> Outcome:

@@ -42,7 +42,7 @@ def list_runs(arguments: Namespace) -> Outcome:
     runs, notes = find_runs(folder)
     runs = ordered(filtered(runs, arguments.filter), arguments.sort or "started")
     if arguments.prune:
-        return _prune(runs, folder, arguments)
+        return _prune(runs, notes, folder, arguments)
     files = write_runs(folder, runs, notes, arguments.sort) if arguments.html else None
 
     def show() -> None:
@@ -56,11 +56,11 @@ def list_runs(arguments: Namespace) -> Outcome:
     return Outcome(EXIT_OK, show, lambda answers: answers.RunsAnswer.found(runs, notes))
 
 
-def _prune(runs: list[FoundRun], folder: Path, arguments: Namespace) -> Outcome:
+def _prune(runs: list[FoundRun], unread: list[str], folder: Path, arguments: Namespace) -> Outcome:
     """Remove runs that failed or were killed, or those that a filter has selected, after the user has agreed."""
     if not arguments.filter:
         runs = [run for run in runs if run.status in ("failed", "killed")]
-    notes = [f"{run.path} is running: it stays" for run in runs if run.held]
+    notes = [*unread, *(f"{run.path} is running: it stays" for run in runs if run.held)]
     runs = [run for run in runs if not run.held]
     sizes = [size_of(run.run.paths.root) for run in runs]
     rows = [

@@ -124,12 +124,13 @@ def looks_skewed(values: Sequence[float]) -> bool:
     return bool(abs(stats.skew(values)) > 1)
 
 
-def bootstrap_p(differences: Sequence[float], margin: float, rounding: float = 0.0) -> float:
+def bootstrap_p(differences: Sequence[float], margin: float, rounding: float = 0.0, side: int = 0) -> float:
     """Return the p value of two one-sided bootstrap-t tests of a mean difference: the larger of both p values.
 
-    As `tost_p`, but the distribution of t is that of 9,999 resamples of the differences (Efron 1979), so it follows
-    their skew. The resamples are drawn from a fixed seed; those without spread are left out. There are at least two
-    finite differences, not all equal.
+    With ``side`` it is that of one test: 1 against "above margin", -1 against "below -margin". As `tost_p`, but the
+    distribution of t is that of 9,999 resamples of the differences (Efron 1979), so it follows their skew. They are
+    drawn from a fixed seed; those without spread are left out. There are at least two finite differences, not all
+    equal.
     """
     values = np.asarray(differences, dtype=np.float64)
     drawn = np.random.default_rng(0).choice(values, (9_999, len(values)))
@@ -137,7 +138,8 @@ def bootstrap_p(differences: Sequence[float], margin: float, rounding: float = 0
     t = (drawn.mean(1) - values.mean())[errors > 0] / errors[errors > 0]
     error = math.hypot(values.std(ddof=1), rounding) / math.sqrt(len(values))
     above, below = (values.mean() + margin) / error, (values.mean() - margin) / error
-    return float(1 + max(np.count_nonzero(t >= above), np.count_nonzero(t <= below))) / (1 + len(t))
+    low, high = np.count_nonzero(t >= above), np.count_nonzero(t <= below)
+    return float(1 + {0: max(low, high), 1: high, -1: low}[side]) / (1 + len(t))
 
 
 def tost_p(difference: float, standard_error: float, df: int, margin: float) -> float:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from mptrain.numerics.words import number
 from mptrain.report import plotting
-from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Plots, facts, section
+from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Plots, facts, section
 from mptrain.system.errors import DataError
 from mptrain.system.records import StepRecord
 
@@ -54,11 +54,11 @@ def read_range_test(steps: Iterable[StepRecord]) -> RangeTest:
     rates, losses, means = [], [], []
     mean, exploded = 0.0, None
     for step in steps:
-        if step.skipped:
-            continue
         if not math.isfinite(step.loss):
             exploded = step.lr
             break
+        if step.skipped:  # for its gradients: the scaler looks for a scale
+            continue
         mean = _PAST * mean + (1 - _PAST) * step.loss
         rates.append(step.lr)
         losses.append(step.loss)
@@ -103,8 +103,8 @@ def result_blocks(found: RangeTest, command: str) -> list[Block]:
             ("falls fastest", f"at {found.steepest:.2g}"),
             ("explodes", explodes),
             ("tried", tried),
-            ("train", command),
         ),
+        Code(command, "sh"),
         Bullets(("A range test shows at which rates training begins and breaks soon, not which is best in the end.",)),
     ]
 
@@ -115,7 +115,7 @@ def _figure(found: RangeTest) -> Block:
         axes.plot(found.rates, found.losses, color=plotting.GREY, alpha=0.4, linewidth=0.8)
         axes.plot(found.rates, found.means, color=plotting.SERIES[0])
         top = 1.3 * max(found.means[0], min(found.means))
-        axes.set_ylim(0, top)
+        axes.set_ylim(min(0.0, 1.1 * min(found.means)), top)
         axes.set_xscale("log")
         axes.axvline(found.suggested, color=plotting.SERIES[2], linestyle="--")
         figure.label("loss", color=plotting.GREY, alpha=0.4)

@@ -27,7 +27,7 @@ from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.trained_samples import read_trained, write_trained
-from mptrain.system.errors import EXIT_OK, MptrainError, Preempted, StorageError
+from mptrain.system.errors import EXIT_OK, ConfigError, MptrainError, Preempted, StorageError, instance
 from mptrain.system.records import EventRecord
 
 
@@ -140,7 +140,7 @@ def train_run(attempt: Attempt, show: Show) -> Outcome:
         notes = _record_start(attempt, loop, storage, forgive=before is not None and before.status == "failed")
         sinks = show(_info(attempt, loop.planned, notes))
         extensions = attempt.config.extensions
-        sinks = [*sinks, *(Target(path, {}, extensions.allow).build() for path in extensions.sinks)]
+        sinks = [*sinks, *(_sink(path, extensions.allow) for path in extensions.sinks)]
         sinks = [*track(attempt.config, directory, state.id, attempt.from_step, [writer, *sinks]), *sinks]
         displays.sinks = tuple(sinks)
         summary = loop.run()
@@ -163,6 +163,15 @@ def train_run(attempt: Attempt, show: Show) -> Outcome:
     finally:
         for loader in parts.loaders.values():
             loader.close()
+
+
+def _sink(path: str, allow: tuple[str, ...]) -> Sink:
+    """Build a class of the user that receives records; raise ConfigError if it does not."""
+    made: Sink = Target(path, {}, allow).build()
+    if missing := [name for name in ("take", "close") if not callable(getattr(made, name, None))]:
+        what = f"extensions.sinks: {path} returned {instance(made)} without {' and '.join(missing)}"
+        raise ConfigError(what, "see mptrain/runlog/sink.py")
+    return made
 
 
 def _prepare_directory(attempt: Attempt) -> tuple[Attempt, tuple[str, ...]]:

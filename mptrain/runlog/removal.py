@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -11,6 +12,7 @@ from pathlib import Path
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.lock import holder_of
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_reader import Run
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.system.errors import StorageError
@@ -21,7 +23,12 @@ _GONE = re.compile(r"\.[0-9a-f]{8}\.removed")
 
 def size_of(root: Path) -> int:
     """Return the bytes of all files in a folder; symbolic links are not followed."""
-    return sum(os.lstat(Path(folder, name)).st_size for folder, _, files in os.walk(root) for name in files)
+    size = 0
+    for folder, _, files in os.walk(root):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+                size += os.lstat(Path(folder, name)).st_size
+    return size
 
 
 def remove_run(run: Run, folder: Path) -> None:
@@ -30,12 +37,14 @@ def remove_run(run: Run, folder: Path) -> None:
     It is renamed at once and then removed. If the process is killed meanwhile, `remove_leftovers` removes the rest.
 
     Raises:
-        StorageError: The directory is not inside the folder, a process is writing it or its sweep, it has changed since
-            it was read, or it cannot be removed.
+        StorageError: The directory is not inside the folder, it has other runs or sweeps inside, a process is writing
+            it or its sweep, it has changed since it was read, or it cannot be removed.
     """
     root, directory = run.paths.root, RunDirectory(run.paths)
     if root.is_symlink() or folder.resolve() not in root.resolve().parents:
         raise StorageError(f"{root} does not lie inside {folder}", "name the folder that holds it")
+    if inner := _runs_inside(root):
+        raise StorageError(f"{root} has another run inside, {inner}", "move it away, or remove it first")
     if writer := holder_of(SweepPaths(root.parent).lock):
         raise StorageError(f"{root} belongs to a sweep that {writer} runs", "wait until it has ended")
     with directory.lock():
@@ -45,11 +54,22 @@ def remove_run(run: Run, folder: Path) -> None:
         with storage_errors(root, "remove"):
             root.rename(gone)
     with storage_errors(gone, "remove"):
-        shutil.rmtree(gone)
+        shutil.rmtree(gone, ignore_errors=True)  # another process may remove the same leftovers
+        if gone.exists():
+            shutil.rmtree(gone)
         for parent in root.parents:
-            if parent.resolve() == folder.resolve() or any(parent.iterdir()):
+            if parent.resolve() == folder.resolve() or not parent.is_dir() or any(parent.iterdir()):
                 return
             parent.rmdir()
+
+
+def _runs_inside(root: Path) -> Path | None:
+    """Return a run or sweep below a run directory, whose own folders hold none; None if there is none."""
+    for folder, _, files in os.walk(root):
+        place = Path(folder)
+        if place != root and not {RunPaths(place).run_json.name, SweepPaths(place).json.name}.isdisjoint(files):
+            return place
+    return None
 
 
 def remove_leftovers(folder: Path) -> None:

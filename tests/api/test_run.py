@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import subprocess
 import sys
@@ -106,3 +108,24 @@ def test_the_package_and_its_runs_are_read_without_torch():
 def test_type_checkers_know_every_name():
     stub = Path(mptrain.__file__).with_suffix(".pyi").read_text()
     assert set(re.findall(r"import \w+ as (\w+)", stub)) == set(mptrain._FUNCTIONS)
+
+
+def test_callers_keep_their_random_numbers(tmp_path):
+    Image.fromarray(torch.full((8, 8), 100, dtype=torch.uint8).numpy()).save(tmp_path / "a.png")
+    run = mptrain.open_run("fp32-0")
+    (tmp_path / "b.png").write_text("x")
+    for use in (
+        lambda: run.predict(tmp_path / "a.png"),
+        lambda: run.predict(tmp_path / "b.png"),
+        run.model,
+        lambda: run.export(tmp_path / "x.pt2"),
+    ):
+        states = random.getstate(), torch.get_rng_state().tolist()
+        with contextlib.suppress(DataError):
+            use()
+        assert (random.getstate(), torch.get_rng_state().tolist()) == states
+
+
+def test_a_margin_of_nothing_is_refused():
+    with pytest.raises(UsageError, match="is not positive"):
+        mptrain.compare("fp32-0", "fp16_dynamic-0", margin=0.0)

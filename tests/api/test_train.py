@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,8 @@ def state():
         "grad": torch.is_grad_enabled(),
         "handlers": [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)],
         "folder": Path.cwd(),
+        "variables": dict(os.environ),
+        "warnings": list(warnings.filters),
     }
 
 
@@ -145,6 +148,7 @@ def test_datasets_of_torch_are_trained_on_and_resumed_from(tmp_path):
 
 def test_classes_of_the_users_configuration_get_the_records(tmp_path, monkeypatch):
     (tmp_path / "my_sinks.py").write_text(
+        "def nothing(): return 3\n"
         "class Lines:\n"
         "    def __init__(self): self.file = open('lines', 'w')\n"
         "    def take(self, record): print(type(record).__name__, file=self.file)\n"
@@ -154,3 +158,5 @@ def test_classes_of_the_users_configuration_get_the_records(tmp_path, monkeypatc
     words = ("extensions.allow=[my_sinks]", "extensions.sinks=[my_sinks.Lines]")
     mptrain.train(*NAMED, *words, show=False)
     assert (tmp_path / "lines").read_text().count("StepRecord") == 18
+    with pytest.raises(ConfigError, match=r"my_sinks\.nothing returned an int without take and close"):
+        mptrain.train(*NAMED, words[0], "extensions.sinks=[my_sinks.nothing]", "run.name=odd", show=False)

@@ -23,7 +23,7 @@ BESIDES = {
     "sweep": "integration/test_sweeps integration/test_compare",
     "recipe": "cli/test_reproduce",
     "report": "security/test_odd_files",
-    "api": "docs/test_examples",
+    "api": "api/test_train docs/test_examples",
     "cli": "security/test_terminals integration/test_command_line",
     "build": "engine/test_fingerprints integration/test_obstacles engine/test_resume integration/test_workloads",
     "config": "cli/test_bad_input security/test_strangers_files integration/test_obstacles",

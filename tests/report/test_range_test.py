@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 
 import pytest
 from small_runs import TINY, run_in_process
@@ -19,7 +20,8 @@ def steps(loss_at, count=200, low=1e-5, high=10.0):
     names = StepRecord.__annotations__
     for at in range(count):
         rate = low * (high / low) ** (at / (count - 1))
-        fields = {"step": at + 1, "learner": "main", "loss": loss_at(rate), "lr": rate, "skipped": False}
+        skipped = not math.isfinite(loss_at(rate))
+        fields = {"step": at + 1, "learner": "main", "loss": loss_at(rate), "lr": rate, "skipped": skipped}
         yield StepRecord(**{name: fields.get(name, 0) for name in names})
 
 
@@ -32,6 +34,8 @@ def test_the_rates_are_those_of_the_curve():
     assert 1e-3 < found.steepest < 2e-3
     assert 0.1 < found.explodes < 1
     assert max(found.rates) <= 3
+    found = read_range_test(steps(lambda rate: 2.3 if rate < 1e-3 else 0.5 if rate < 0.1 else math.nan))
+    assert 0.1 < found.explodes < 0.11
 
 
 def test_a_loss_that_never_explodes_is_said_and_one_that_does_not_fall_suggests_nothing():
@@ -55,6 +59,16 @@ def test_a_network_trains_with_the_rate_that_is_suggested(optimizer, tmp_path):
     done = run_in_process(*words, f"optimizer.lr={rate}", "train.epochs=30", "run.name=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_run(tmp_path / "outputs/run").summary["metric"] > 0.6
+
+
+def test_the_command_that_is_printed_trains(tmp_path, capsys):
+    words = (*TINY[:4], "train.max_steps=60", "schedule.last=2", "run.name=test", "run.resume=auto", "threads=1")
+    for _ in range(2):  # the second finds the test done
+        done = run_in_process("find", "lr", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    (line,) = (shlex.split(one) for one in done.stdout.splitlines() if one.strip().startswith("mptrain "))
+    assert line[:-1] == ["mptrain", *TINY[:4], "threads=1"], line
+    assert run_in_process(*line[1:], "train.epochs=1", cwd=tmp_path).returncode == 0
 
 
 def test_what_cannot_be_found_is_said(tmp_path):

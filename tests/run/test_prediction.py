@@ -208,10 +208,38 @@ def test_what_cannot_predict_is_refused_by_name(trained, tmp_path):
     for change, said in (
         ({"inputs": ""}, "does not say how new inputs are read"),
         ({"preparation": {}}, "is damaged: KeyError"),
-        ({"preparation": {**card["preparation"], "mean": ["x"]}}, "is damaged: ValueError"),
+        ({"inputs": ["pictures"]}, "does not say how new inputs are read"),
+        ({"stored_size": 10**9}, "is damaged: ValueError"),
+        ({"decode": "fast"}, "is damaged: ValueError"),
+        *(
+            ({"preparation": {**card["preparation"], **change}}, "is damaged: ValueError")
+            for change in (
+                {"mean": ["x"]},
+                {"mean": [0.5, 0.5]},
+                {"std": [0]},
+                {"mean": [], "std": []},
+                {"divide_by": 0},
+                {"channels": 7},
+                {"resize": {"side": 0}},
+                {"resize": {"side": 10**6}},
+                {"std": [-1]},
+            )
+        ),
     ):
         (copy / "data.json").write_text(json.dumps(card | change))
         with pytest.raises(DataError, match=said), predictor(str(copy)):
             pass
     with pytest.raises(UsageError, match="has no effect on predictions"), predictor(str(copy), ["dataset.root=x"]):
         pass
+
+
+def test_classes_are_those_that_the_checkpoint_was_trained_on(tmp_path):
+    words, _ = texts(tmp_path)
+    done = run_in_process(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "outputs/run/data.json"
+    card = json.loads(file.read_text())
+    for names in (["b", "a"], ["a", "b", "x"], ["a"]):
+        file.write_text(json.dumps(card | {"class_names": names}))
+        with pytest.raises(DataError, match="is damaged: ValueError"), predictor(str(file.parent)):
+            pass

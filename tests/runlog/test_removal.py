@@ -103,3 +103,10 @@ def test_the_size_is_that_of_the_files(tmp_path):
     (tmp_path / "a/b/two").write_bytes(b"x" * 100)
     (tmp_path / "a/link").symlink_to("/usr")
     assert 110 <= size_of(tmp_path / "a") < 200
+
+
+def test_a_run_with_others_inside_is_refused(folder):
+    make_run(folder / "b/inner", steps=3)
+    with pytest.raises(StorageError, match="has another run inside"):
+        remove_run(read_run(folder / "b"), folder)
+    assert (folder / "b/inner/run.json").exists()

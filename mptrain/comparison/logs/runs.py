@@ -19,6 +19,9 @@ from mptrain.comparison.logs.question import Question
 from mptrain.numerics.words import counted, listed
 from mptrain.system.errors import DataError, UsageError
 
+#: Letter of no path, in place of ``{seed}``.
+_SEED = "\ue000"
+
 #: Fewer values may be equal in two runs by chance.
 _FEW = 10
 
@@ -82,8 +85,8 @@ def read_curves(paths: Sequence[str], question: Question) -> list[tuple[str, Cur
         if places == [pattern] and not Path(pattern).exists() and not Path(pattern).parent.is_file():
             hint = "check the path; in a pattern [ is written [[]"
             raise DataError(f"there is no log {pattern}", hint)
-        as_regex = fnmatch.translate(pattern.replace("{seed}", "SEED0"))
-        seed = re.compile(as_regex.replace("SEED0", "(?P<seed>.+?)")) if placeholder else None
+        as_regex = fnmatch.translate(f"{before}{_SEED}{after}")
+        seed = re.compile(as_regex.replace(_SEED, "(?P<seed>.+?)")) if placeholder else None
         for place in places:
             named = seed.fullmatch(place) if seed else None
             found.append((named["seed"] if named else "", read_curve(Path(place), question.metric)))
@@ -125,7 +128,7 @@ class _Point:
 def _point(question: Question, curves: Sequence[Curve]) -> _Point:
     """Return the point that all runs have reached; raise DataError if they end at several and none is chosen."""
     kind, _, number = question.at.partition("=")
-    if not re.fullmatch(r"last(=[1-9]\d*)?|step=\d+", question.at, re.ASCII):
+    if not re.fullmatch(r"last(=[1-9]\d{0,17})?|step=\d{1,18}", question.at, re.ASCII):
         raise UsageError(f"--at {question.at}: not a point of a curve", "write last, last=N or step=N")
     ends = {curve.path: int(curve.steps[-1]) for curve in curves}
     if kind == "last":

@@ -153,7 +153,7 @@ class _Tests(NamedTuple):
     Attributes:
         outer: Interval of the difference for "better" and "worse".
         inner: That of the one-sided tests.
-        inside: Equivalence holds.
+        inside: The claim, equivalence or no inferiority, holds.
         power: Of finding equal arms equivalent (not inferior), and ``needed``: the runs or pairs for 80 % of it.
         note: Further test that has to agree, in words; empty for none.
     """
@@ -168,19 +168,26 @@ class _Tests(NamedTuple):
 
 def _tests(samples: _Samples, question: Question, alpha: float, *, planned: bool) -> _Tests:
     outer, inner = samples.interval(1 - alpha), samples.interval(1 - 2 * alpha)
-    inside, note, margin = _is_within(inner, question.margin), "", question.margin
-    if samples.paired and question.form == "equivalent" and looks_skewed(samples.differences):
-        p = bootstrap_p(samples.differences, margin, math.hypot(*samples.rounding))
+    margin, note, one_sided = question.margin, "", question.form == "not inferior"
+    inside = _worst(inner, question) < margin if one_sided else _is_within(inner, margin)
+    if samples.paired and looks_skewed(samples.differences):
+        side = (1 if question.lower_is_better else -1) if one_sided else 0
+        p = bootstrap_p(samples.differences, margin, math.hypot(*samples.rounding), side)
         inside, note = inside and p < alpha, f"; the differences are skewed, bootstrap-t p = {p:.2g}"
     tests = _Tests(outer, inner, inside, note=note)
     if not planned:
         return tests
-    spreads, one_sided = samples.spreads(), question.form == "not inferior"
+    spreads = samples.spreads()
     runs = (len(samples.values), len(samples.others))[: len(spreads)]
     return tests._replace(
         power=power_of_equivalence(spreads, runs, margin, alpha, one_sided=one_sided),
         needed=runs_for_power(spreads, margin, alpha, one_sided=one_sided),
     )
+
+
+def _worst(found: Interval, question: Question) -> float:
+    """Return how much worse an arm may be at most, by the end of an interval."""
+    return found.high if question.lower_is_better else -found.low
 
 
 def _is_within(found: Interval, margin: float) -> bool:
@@ -192,9 +199,9 @@ def _decide(tests: _Tests, question: Question, alpha: float, *, is_worse: bool) 
     outer, inner, margin = tests.outer, tests.inner, question.margin
     wide, narrow = _in_words(outer, 1 - alpha), _in_words(inner, 1 - 2 * alpha)
     if question.form == "not inferior":
-        worst = inner.high if question.lower_is_better else -inner.low
-        why = f"{wide}; at most {worst:.4g} worse ({1 - alpha:.3g} one-sided), margin {margin:g}"
-        if worst < margin:
+        worst = f"at most {_worst(inner, question):.4g} worse ({1 - alpha:.3g} one-sided), margin {margin:g}"
+        why = f"{wide}; {worst}{tests.note}"
+        if tests.inside:
             return "not inferior", why
     elif tests.inside:
         return "equivalent", f"{narrow}, within ±{margin:g}{tests.note}"

@@ -246,7 +246,7 @@
       const [steps, ...rest] = joined(all, []);
       const same = at => all.slice(0, at + 1).filter(other => other.name === all[at].name).length;
       const names = all.map((one, at) => same(at) > 1 ? `${one.name} (${same(at)})` : one.name);
-      const cell = text => `"${text.replace(/^[=+\-@\t]/, "'$&").replaceAll('"', '""')}"`;
+      const cell = text => `"${text.replace(/^[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/, "'$&").replaceAll('"', '""')}"`;
       const lines = steps.map((step, row) => [step, ...rest.map(column => column[row] ?? "")]);
       return [["step", ...names.map(cell)], ...lines, ""].join("\n");  // inner arrays are joined by commas
     }

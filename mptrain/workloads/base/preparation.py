@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mptrain.workloads.base.batch import Batch
+
+#: Largest side of a network's input in pixels that a description of data may ask for.
+MOST_PIXELS = 1 << 14
 
 # Luminance weights of ITU-R BT.601, which JPEG, PIL and torchvision use.
 LUMINANCE = (0.299, 0.587, 0.114)
@@ -44,7 +48,7 @@ class Preparation:
     def from_card(cls, card: Mapping[str, Any]) -> Preparation:
         """Return the preparation that a `card` describes; raise KeyError, TypeError or ValueError if none."""
         resize = card["resize"]
-        return cls(
+        found = cls(
             mean=tuple(map(float, card["mean"])),
             std=tuple(map(float, card["std"])),
             image_size=int(resize["side"]),
@@ -53,6 +57,16 @@ class Preparation:
             fit=resize.get("fit"),
             centre=float(resize.get("centre", 1.0)),
         )
+        if not (
+            len(found.mean) == len(found.std) in (1, 3)
+            and all(map(math.isfinite, (*found.mean, *found.std, found.full_range)))
+            and min(*found.std, found.full_range, found.centre) > 0
+            and found.channels in (1, 3)
+            and 0 < found.image_size <= MOST_PIXELS
+            and found.fit in (None, "crop", "stretch", "letterbox")
+        ):
+            raise ValueError("no preparation has these numbers")
+        return found
 
     def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Return the batch on the device with inputs ``(stored / full_range - mean) / std``, resized, in float32.

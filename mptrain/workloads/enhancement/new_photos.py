@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,9 @@ class NewPhotos(NewInputs):
 
     def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         super().__init__(card, facts)
-        self._channels = cast("Channels", int(facts["in_channels"]))
+        if facts["in_channels"] not in get_args(Channels):
+            raise ValueError(f"pictures have {facts['in_channels']} channels")
+        self._channels = cast("Channels", facts["in_channels"])
 
     def read(self, given: str, faults: Faults) -> Tensor:
         """Return a picture, uint8 ``[C, H, W]``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from typing_extensions import override
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.new_inputs import NewInputs
-from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.images.datasets.image_folder import decode
+from mptrain.workloads.base.preparation import MOST_PIXELS, Preparation
+from mptrain.workloads.images.datasets.image_folder import Decoding, decode
 from mptrain.workloads.images.image_dataset import Channels
 from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE
 
@@ -29,6 +29,8 @@ class NewPictures(NewInputs):
         self.preparation = Preparation.from_card(card["preparation"])
         self._side = int(card.get("stored_size", self.preparation.image_size))
         self._decoding = card.get("decode", "full")
+        if not 0 < self._side <= MOST_PIXELS or self._decoding not in get_args(Decoding):
+            raise ValueError(f"pictures are decoded to {self._side} pixels, {self._decoding}")
 
     def read(self, given: str, faults: Faults) -> Tensor:
         """Return a picture, uint8 ``[C, side, side]``, with as many channels as the run's stored images."""

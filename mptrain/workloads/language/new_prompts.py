@@ -22,6 +22,8 @@ class NewPrompts(NewInputs):
     def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         self.vocabulary = Vocabulary.from_card(card)
         self._length = int(card["sequence_length"])
+        if self._length < 1:
+            raise ValueError(f"a window has {self._length} tokens")
         super().__init__(card, {**facts, "decode": self.vocabulary.text})
 
     def read(self, given: str, faults: Faults) -> Tensor:

@@ -21,10 +21,13 @@ class NewTexts(NewInputs):
     unreadable = (ValueError,)
 
     def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        names = tuple(map(str, card["class_names"]))
+        count, length = int(card["num_classes"]), int(card["sequence_length"])
+        names = tuple(map(str, card["labels"][:count]))  # which the checkpoint knows by their digest
+        if [*names] != card["class_names"] or length < 1:
+            raise ValueError("classes, labels and length do not fit together")
         super().__init__(card, {**facts, "class_names": names})
-        self.vocabulary = Vocabulary.from_card({**card, "labels": card["labels"][len(names) :]})
-        self._length = int(card["sequence_length"])
+        self.vocabulary = Vocabulary.from_card({**card, "labels": card["labels"][count:]})
+        self._length = length
 
     def read(self, given: str, faults: Faults) -> Tensor:
         """Return the token numbers of a text, int64 ``[T]``; raise ValueError if it has none."""

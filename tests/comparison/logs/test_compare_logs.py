@@ -185,6 +185,10 @@ def test_pairs_are_those_that_are_named(tmp_path):
     arms = {name: [str(tmp_path / (name + "-{seed}.csv"))] for name in ("full", "half")}
     assert verdicts(compare_logs(arms, ASKED))["half"] == "undecided"
     assert verdicts(compare_logs(arms, asked(paired=True)))["half"] == "equivalent"
+    (tmp_path / "SEED0").mkdir()
+    logs(tmp_path / "SEED0", full=[3 + by for by in shift], half=[3.001 + by for by in shift])
+    odd = {name: [str(tmp_path / "SEED0" / (name + "-{seed}.csv"))] for name in ("full", "half")}
+    assert [run.seed for run in compare_logs(odd, asked(paired=True)).arms[1].runs] == ["0", "1", "2", "3"]
     with pytest.raises(UsageError, match="does not say which runs belong together"):
         compare_logs({"full": [str(tmp_path / "full-*.csv")], "half": arms["half"]}, asked(paired=True))
 
@@ -200,8 +204,9 @@ def test_runs_are_compared_at_one_point_or_not_at_all(tmp_path):
     assert [run.value for arm in found.arms for run in arm.runs] == [3, 4]
     with pytest.raises(DataError, match="has no value at step 15; the nearest is at 10"):
         compare_logs(arms, asked(at="step=15"))
-    with pytest.raises(UsageError, match="not a point of a curve"):
-        compare_logs(arms, asked(at="first"))
+    for at in ("first", "step=99999999999999999999", "last=0"):
+        with pytest.raises(UsageError, match="not a point of a curve"):
+            compare_logs(arms, asked(at=at))
     arms = {"a": arms["a"], "c": [str(tmp_path / "c.csv")]}
     (tmp_path / "c.csv").write_text("step,loss\n10,4\n20,2.5\n")
     found = compare_logs(arms, asked(at="last=2"))
@@ -262,7 +267,7 @@ def test_claims_are_false_no_more_often_than_they_say(shape, sizes):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", ["normal", "heavy tails", "rare collapses"])
+@pytest.mark.parametrize("shape", ["normal", "heavy tails", "rare collapses", "skewed"])
 @pytest.mark.parametrize("pairs", [2, 3, 5, 8, 20])
 def test_claims_on_pairs_are_false_no_more_often_than_they_say(shape, pairs):
     draws, count = np.random.default_rng(5), 2000

@@ -1,0 +1,38 @@
+"""What a function for Python programs leaves as it was: random numbers, warnings, variables, the current folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mptrain.system.device import begun
+from mptrain.system.random_state import random_state, set_random_state
+
+#: Variables of the environment that a run with ``train.deterministic`` or ``train.compile`` sets.
+_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")
+
+
+@contextlib.contextmanager
+def caller_restored() -> Iterator[None]:
+    """Restore generators of random numbers, filters of warnings, variables and the current folder afterwards."""
+    device = begun() or torch.device("cpu")
+    states, drawn, folder = random_state(device), np.random.get_state(), Path.cwd()
+    variables = {name: os.environ.get(name) for name in _VARIABLES}
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        os.chdir(folder)
+        np.random.set_state(drawn)
+        set_random_state(states, device)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
