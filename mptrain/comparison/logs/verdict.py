@@ -24,6 +24,10 @@ Word = Literal[
     "reference", "equivalent", "better", "worse", "not inferior", "beats target", "misses target", "undecided"
 ]
 
+#: Pairs that show whether differences are skewed. With fewer, the bootstrap of exponential differences is hardly less
+#: often wrong (15 % against 17 % of 5), and takes up to 7 points of the power of normal ones.
+_SHOW_SKEW = 12
+
 _ALIKE = "all runs end at the same value, as copies or runs of one seed do"
 
 
@@ -170,7 +174,7 @@ def _tests(samples: _Samples, question: Question, alpha: float, *, planned: bool
     outer, inner = samples.interval(1 - alpha), samples.interval(1 - 2 * alpha)
     margin, note, one_sided = question.margin, "", question.form == "not inferior"
     inside = _worst(inner, question) < margin if one_sided else _is_within(inner, margin)
-    if samples.paired and looks_skewed(samples.differences):
+    if samples.paired and len(samples.values) >= _SHOW_SKEW and looks_skewed(samples.differences):
         side = (1 if question.lower_is_better else -1) if one_sided else 0
         p = bootstrap_p(samples.differences, margin, math.hypot(*samples.rounding), side)
         inside, note = inside and p < alpha, f"; the differences are skewed, bootstrap-t p = {p:.2g}"
