@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,11 +14,13 @@ from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
 from mptrain.system.errors import CheckpointError, DataError, StorageError, UsageError, suggest
+from mptrain.system.files import read_text
 
 if TYPE_CHECKING:
     from torch import nn
 
     from mptrain.report.plotting import Drawing
+    from mptrain.workloads.base.new_inputs import NewInputs
 
 
 class Run(run_reader.Run):
@@ -63,7 +65,8 @@ class Run(run_reader.Run):
         """Return the network's answers to new inputs, as ``mptrain predict`` does.
 
         Args:
-            inputs: Paths of pictures or recordings, or texts; one, or several.
+            inputs: Paths of pictures or recordings, or of folders of them; or texts. One, or several. For texts a
+                `Path` is a file with a text in each line.
             overrides: Changes of the run's configuration, such as ``device=cpu``.
             best: Take the best checkpoint instead of the last one.
             average: Take the running average of the weights if there is one.
@@ -79,19 +82,24 @@ class Run(run_reader.Run):
         from mptrain.api.caller import caller_restored
         from mptrain.run.prediction import predictor
 
+        if odd := [word for word in overrides if "=" not in word]:
+            raise UsageError(f"{odd[0]} is no KEY=VALUE", "give several inputs as a list: predict([...])")
         given = [inputs] if isinstance(inputs, str | Path) else inputs
         restored, place = caller_restored(), str(self.paths.root)
         with restored, predictor(place, overrides, _which(best), average=average) as loaded:
-            found = list(loaded.predict(map(str, given)))
+            found = list(loaded.predict(_named(given, loaded.source)))
         if bad := [one for one in found if one.error]:
             raise DataError(f"{bad[0].given}: {bad[0].error}", f"{len(bad)} of {len(found)} inputs are unusable")
         return [one.answer for one in found]
 
-    def export(self, output: str | Path, *overrides: str, best: bool = False, average: bool = True) -> None:
-        """Write the weights, or the network with them, to a file, as ``mptrain export`` does.
+    def export(
+        self, output: str | Path | None = None, *overrides: str, best: bool = False, average: bool = True
+    ) -> Path:
+        """Write the weights, or the network with them, to a file, as ``mptrain export`` does, and return its path.
 
         Args:
-            output: The file; its ending says the form: ``.pt``, ``.safetensors``, ``.onnx`` or ``.pt2``.
+            output: The file; its ending says the form: ``.pt``, ``.safetensors``, ``.onnx`` or ``.pt2``. None for a
+                file of weights in the run's own folder.
             overrides: ``extensions.allow`` for a network of your own.
             best: Take the best checkpoint instead of the last one.
             average: Take the running average of the weights if there is one.
@@ -102,9 +110,9 @@ class Run(run_reader.Run):
         from mptrain.api.caller import caller_restored
         from mptrain.run.evaluation import export_run
 
-        place, file = str(self.paths.root), Path(output).expanduser()
+        place, file = str(self.paths.root), None if output is None else Path(output).expanduser()
         with caller_restored():
-            export_run(place, _which(best), average=average, output=file, trusted=overrides)
+            return export_run(place, _which(best), average=average, output=file, trusted=overrides).path
 
     def plot(self, *names: str, learner: str | None = None) -> Drawing:
         """Return a figure of fields of the steps, one below the other: ``loss`` and ``loss_scale`` by default.
@@ -147,6 +155,25 @@ class Run(run_reader.Run):
         facts = [("status", self.state.status), ("steps", "" if steps is None else f"{steps:,}")]
         facts += [(metric, number(self.summary.get("metric")))] if metric else []
         return [(name, value) for name, value in facts if value]
+
+
+def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
+    """Yield texts, and for texts the lines of files; or the paths of files, those in folders too."""
+    from mptrain.workloads.base.data_files import files_below
+
+    for one in inputs:
+        if not isinstance(one, str | Path):
+            raise UsageError(
+                f"an input is {type(one).__name__}, not a text or a path", "save it as a file, or call Run.model()"
+            )
+        if source.suffixes and Path(one).is_dir():
+            yield from map(str, files_below(Path(one), tuple(source.suffixes)))
+        elif not source.suffixes and isinstance(one, Path):
+            yield from filter(str.strip, read_text(one).splitlines())
+        elif not source.suffixes and len(text := str(one)) < 200 and Path(text).is_file():
+            raise UsageError(f"{text} is a file, and this run answers texts", f"write Path({text!r}) for its lines")
+        else:
+            yield str(one)
 
 
 def open_run(run: str | Path) -> Run:

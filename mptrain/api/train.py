@@ -55,6 +55,8 @@ def train(
             f"distributed.procs={config.distributed.procs}: from Python a run has one process",
             "start it with the command line, or with torchrun",
         )
+    if not isinstance(callbacks, Sequence) or not all(map(_is_sink, callbacks)):
+        raise UsageError("callbacks is no list of sinks", "give a list of objects with take(record) and close()")
     dataset = None if data is None else _dataset(data, config.dataset.arguments.get("workers", 0))
     if show:
         warn(config.warnings)
@@ -65,6 +67,10 @@ def train(
     with caller_restored():
         outcome = launch(config, sinks, dataset)
     return open_run(outcome.root)
+
+
+def _is_sink(one: Any) -> bool:
+    return not isinstance(one, type) and all(callable(getattr(one, name, None)) for name in ("take", "close"))
 
 
 def _dataset(data: Any, workers: int) -> MapDataset:

@@ -42,7 +42,8 @@ def open_new_inputs(file: Path) -> NewInputs:
     if not isinstance(kind, str) or kind not in KINDS:
         raise DataError(
             f"{file} does not say how new inputs are read: its data set is {card.get('name', 'unknown')}",
-            "data sets of pictures, texts and recordings that come with mptrain say it, but not in runs of version 0.2",
+            "data sets of pictures, texts and recordings that come with mptrain do, in runs whose end names predict; "
+            "from Python Run.model() takes tensors",
         )
     try:
         return KINDS[kind](card, _facts(card))

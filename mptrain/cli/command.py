@@ -181,6 +181,7 @@ RECIPE = Argument("RECIPE", noun="the name of a recipe", hint="mptrain list reci
 RECIPE_OR_OPTION = Argument(
     "RECIPE|GROUP/OPTION", noun="the name of a recipe or an option", hint="such as mptrain copy model/resnet18"
 )
+WANTED = Argument("lr", noun="what to find: lr", hint="such as mptrain find lr model=cnn")
 SHELL = Argument("bash|zsh|fish", noun="the name of a shell", hint="such as mptrain completion bash")
 
 

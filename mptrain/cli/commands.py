@@ -27,6 +27,7 @@ from mptrain.cli.command import (
     RUN_OR_SWEEP,
     SHELL,
     TRAINING,
+    WANTED,
     Argument,
     Command,
     Option,
@@ -307,7 +308,7 @@ def _export(arguments: Namespace) -> int:
             many=True,
         ),
         Option("--html", "write the list as a page, runs.html, with links to the reports of the runs"),
-        Option("--prune", "show failed and killed runs, or those that fit --filter, and remove them after a question"),
+        Option("--prune", "show failed and killed runs, or those of a --filter status=, and remove them after a question"),
         Option("--yes", "answer yes to the question of --prune"),
         JSON,
     ),
@@ -417,7 +418,12 @@ def _replay(arguments: Namespace) -> int:
     return report_replay(replay_run(arguments.words[0], arguments.overrides))
 
 
-@_command("find a learning rate by a range test", Argument("lr"), replace(OVERRIDES), options=FOLDERS)
+@_command(
+    "find a learning rate by a range test",
+    WANTED,
+    OVERRIDES,
+    options=FOLDERS,
+)
 def _find(arguments: Namespace) -> int:
     """Trains 200 updates while the learning rate rises from 1e-4 to 100 times that of the configuration.
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: Overrides of a range test; those of the user follow, and may change the number of updates and the range.
 _WORDS = (
     "schedule=range_test",
+    "run.root=range_tests",  # not among the trainings
     "train.max_steps=200",
     "train.epochs=100000",
     "train.max_consecutive_overflows=10",

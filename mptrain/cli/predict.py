@@ -67,7 +67,7 @@ def predict(arguments: Namespace) -> int:
             if one.error:
                 failed += 1
                 if not arguments.jsonl:
-                    warn([f"{one.given}: {one.error}"])
+                    warn([f"{elided(one.given, 200)}: {one.error}"])
                     continue
             if arguments.jsonl:
                 told = {"error": one.error, "remark": one.remark}
@@ -96,11 +96,10 @@ def _files(words: Sequence[str], source: NewInputs) -> dict[str, PurePath]:
             found |= {str(file): file.relative_to(place) for file in inside}
             if not inside:
                 problems.append(f"no file in {place} ends in {', '.join(sorted(source.suffixes))}")
-        elif place.exists():
-            found[str(place)] = PurePath(place.name)
         else:
-            problems.append(f"there is no {place}")
-    if problems or not found:
+            found[str(place)] = PurePath(place.name)
+    if not any(Path(one).exists() for one in found) or (problems and not found):
+        problems = problems or [f"there is no {one}" for one in found]
         raise DataError(listed(problems or ["standard input names no file"], 5, "; "), "check the paths")
     return found
 
@@ -123,9 +122,11 @@ def _lines(words: Sequence[str]) -> Iterator[str]:
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
     for place, line in enumerate(lines, 1):
         try:
-            yield line.decode("utf-8-sig" if place == 1 else "utf-8").rstrip("\r\n")
+            text = line.decode("utf-8-sig" if place == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise DataError(f"{name}, line {place} is not UTF-8", "save the text as UTF-8") from None
+        if text.strip():  # a blank line is no text
+            yield text
 
 
 def _with_progress(answers: Iterator[Prediction], names: Mapping[str, PurePath] | None) -> Iterator[Prediction]:

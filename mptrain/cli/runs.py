@@ -41,9 +41,10 @@ def list_runs(arguments: Namespace) -> Outcome:
     folder = Path(next(iter(arguments.words), "outputs")).expanduser()
     runs, notes = find_runs(folder)
     runs = ordered(filtered(runs, arguments.filter), arguments.sort or "started")
+    shown = [f"only runs with {', '.join(arguments.filter)}"] if arguments.filter else []
     if arguments.prune:
         return _prune(runs, notes, folder, arguments)
-    files = write_runs(folder, runs, notes, arguments.sort) if arguments.html else None
+    files = write_runs(folder, runs, [*notes, *shown], arguments.sort) if arguments.html else None
 
     def show() -> None:
         if files:
@@ -57,8 +58,8 @@ def list_runs(arguments: Namespace) -> Outcome:
 
 
 def _prune(runs: list[FoundRun], unread: list[str], folder: Path, arguments: Namespace) -> Outcome:
-    """Remove runs that failed or were killed, or those that a filter has selected, after the user has agreed."""
-    if not arguments.filter:
+    """Remove runs that failed or were killed, or those of the status that a filter names, after the user has agreed."""
+    if not any(word.startswith("status=") for word in arguments.filter):
         runs = [run for run in runs if run.status in ("failed", "killed")]
     notes = [*unread, *(f"{run.path} is running: it stays" for run in runs if run.held)]
     runs = [run for run in runs if not run.held]

@@ -144,6 +144,8 @@ class Drawing:
             powers: Whether the axis shows log2 of the values.
             style: Line properties of matplotlib. Without a line, a ``transform`` says that the height has no meaning.
         """
+        if len(points[0]) == 1:
+            style.setdefault("marker", "o")  # a line of one point is none
         (drawn,) = axes.plot(*(exponents(points) if powers else points), **style)
         if band is not None:
             axes.fill_between(points[0], *band, color=drawn.get_color(), alpha=0.15, linewidth=0)

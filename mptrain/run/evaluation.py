@@ -195,6 +195,8 @@ def export_run(
     if output is None:
         name = f"{which}{'-average' if averaged else ''}-{str(dtype).removeprefix('torch.')}{FORMS[form][0]}"
         output = directory.paths.export / name
+    elif not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent} for {output.name}", "make it, or choose another --output")
     card = read_object(directory.paths.data, missing_ok=True)
     network = None
     if form == "onnx" or form == "torch_export":

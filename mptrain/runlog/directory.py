@@ -221,7 +221,8 @@ def find_run(run: str, root: Path = Path("outputs")) -> RunDirectory:
     StorageError if it does not exist, or has no ``config.yaml`` (yet).
     """
     named = root / run  # the run.name of the run
-    place = named if named.is_dir() and not Path(run).exists() else Path(run)
+    is_run = RunPaths(Path(run)).run_json.exists()  # a folder of the same name may have the data
+    place = named if named.is_dir() and not is_run else Path(run)
     directory = last_run(root) if run == "last" else open_run(place)
     if not directory.paths.config.exists():
         killed = not any(True for _ in manifests_in(directory.paths.checkpoints))

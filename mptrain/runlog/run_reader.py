@@ -22,7 +22,7 @@ from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary_file import read_summary
-from mptrain.system.errors import StorageError
+from mptrain.system.errors import StorageError, UsageError
 from mptrain.system.files import open_to_read, read_bytes
 from mptrain.system.records import EpochRecord, HistogramRecord, OverflowRecord, StepRecord
 from mptrain.system.validation import build, line_parser
@@ -152,6 +152,8 @@ class Run:
             case "epochs":
                 whole = [asdict(record) for record in self.epochs()]
                 rows = [{**row, **{VAL_PREFIX + name: one for name, one in row.pop("val").items()}} for row in whole]
+            case _:
+                raise UsageError(f"there are no records called {records}", "they are steps, events and epochs")
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 

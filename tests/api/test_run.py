@@ -129,3 +129,29 @@ def test_callers_keep_their_random_numbers(tmp_path):
 def test_a_margin_of_nothing_is_refused():
     with pytest.raises(UsageError, match="is not positive"):
         mptrain.compare("fp32-0", "fp16_dynamic-0", margin=0.0)
+
+
+def test_inputs_that_are_no_paths_are_refused_by_name(tmp_path):
+    run = mptrain.open_run("fp32-0")
+    with pytest.raises(UsageError, match="an input is Tensor, not a text or a path"):
+        run.predict([torch.zeros(8, 8)])
+    with pytest.raises(UsageError, match=r"b\.png is no KEY=VALUE"):
+        run.predict("a.png", "b.png")
+    for name in "ab":
+        Image.fromarray(torch.full((8, 8), 100, dtype=torch.uint8).numpy()).save(tmp_path / f"{name}.png")
+    assert len(run.predict(tmp_path)) == 2
+    with pytest.raises(UsageError, match="no records called step"):
+        run.columns("step")
+
+
+def test_a_file_of_texts_is_read_and_its_name_is_no_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.tsv").write_text(
+        "".join(f"{'ab'[n % 2]}\tword{n % 5} {['yes', 'no'][n % 2]}\n" for n in range(40))
+    )
+    words = ("model=sequence_classifier", "dataset=labelled_text", "dataset.path=data.tsv", "dataset.min_count=1")
+    run = mptrain.train(*words, "train.epochs=1", "train.batch_size=8", "run.name=texts", show=False)
+    (tmp_path / "t.txt").write_text("word1 yes\n\nword2 no\n")
+    assert run.predict(Path("t.txt")) == run.predict(["word1 yes", "word2 no"])
+    with pytest.raises(UsageError, match=r"t\.txt is a file, and this run answers texts"):
+        run.predict("t.txt")

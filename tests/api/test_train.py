@@ -101,6 +101,8 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(capsys):
         (("distributed.procs=2",), {}, ConfigError, "from Python a run has one process"),
         (("dataset=digits",), {"data": [1]}, UsageError, "dataset=digits has no effect beside data="),
         ((), {"data": 3}, UsageError, "data is int: no map-style dataset"),
+        ((), {"callbacks": Callback()}, UsageError, "callbacks is no list of sinks"),
+        ((), {"callbacks": [Callback]}, UsageError, "callbacks is no list of sinks"),
         (("extensions.sinks=[os.system]",), {}, ConfigError, "is not in an allowed package"),
         (("dataset=from_python",), {}, DataError, "the data are in a Python program"),
     ],
@@ -160,3 +162,18 @@ def test_classes_of_the_users_configuration_get_the_records(tmp_path, monkeypatc
     assert (tmp_path / "lines").read_text().count("StepRecord") == 18
     with pytest.raises(ConfigError, match=r"my_sinks\.nothing returned an int without take and close"):
         mptrain.train(*NAMED, words[0], "extensions.sinks=[my_sinks.nothing]", "run.name=odd", show=False)
+
+
+def test_parts_and_classes_are_not_guessed(recwarn, capsys):
+    one = torch.utils.data.TensorDataset(torch.randn(24, 3, 8, 8), torch.arange(24) % 3)
+    words = ("model=cnn", "train.batch_size=8", "train.epochs=1", "threads=1")
+    run = mptrain.train(*words, data={"train": one, "valid": one}, show=False)
+    assert run.summary["metric_split"] == "val"
+    with pytest.raises(DataError, match="data has the part 'foo'"):
+        mptrain.train(*words, data={"train": one, "foo": one}, show=False)
+    shifted = torch.utils.data.TensorDataset(one.tensors[0], one.tensors[1] + 1)
+    mptrain.train(*words, data=(shifted, shifted))
+    assert "no training sample has class 0 of 4: classes are numbered from 0" in capsys.readouterr().err
+    below = torch.utils.data.TensorDataset(one.tensors[0], one.tensors[1] - 1)
+    with pytest.raises(DataError, match="a target is -1"):
+        mptrain.train(*words, data=(below, one), show=False)

@@ -55,11 +55,18 @@ def test_an_unusable_file_is_named_and_the_exit_code_says_so(trained, tmp_path):
     assert sum(share for _, share in second["top"]) == pytest.approx(1, abs=0.2)
 
 
+def test_a_file_that_is_missing_among_others_is_an_unusable_input(trained):
+    done = run_in_process("predict", "a", "digits/even/0.png", "none.png", cwd=trained)
+    assert (done.returncode, len(done.stdout.splitlines())) == (6, 1)
+    assert "warning: none.png: there is no such file" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("a",), "predict needs inputs"),
         (("a", "nothing.png", "none"), "there is no nothing.png; there is no none"),
+        (("a", "digits/even/none.png"), "there is no digits/even/none.png"),
         (("a", "digits", "dataset.root=x"), "has no effect on predictions"),
         (("a", "digits", "--output", "digits"), "--output digits is not empty"),
         (("b", "digits"), "no run directory b"),

@@ -54,7 +54,7 @@ def test_a_network_trains_with_the_rate_that_is_suggested(optimizer, tmp_path):
     done = run_in_process("find", "lr", *words, "run.name=test", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rate = float(done.stdout.split("suggested: ")[1].split(",")[0])
-    assert (tmp_path / "outputs/test/range-test.html").exists()
+    assert (tmp_path / "range_tests/test/range-test.html").exists()
     assert f"optimizer.lr={rate:g}" in done.stdout
     done = run_in_process(*words, f"optimizer.lr={rate}", "train.epochs=30", "run.name=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

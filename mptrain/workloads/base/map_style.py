@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from torch.utils.data import Dataset as TorchDataset
 from typing_extensions import override
 
+from mptrain.numerics.words import listed
 from mptrain.system.errors import DataError, Problem, instance
 from mptrain.system.random_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
@@ -23,6 +24,7 @@ from mptrain.workloads.base.random_streams import mix
 from mptrain.workloads.base.sample_digests import tensor_digests
 
 _PARTS = ("train", "val", "test")
+_ALSO = {"valid": "val", "validation": "val"}
 
 #: Largest number of samples that are all read to learn the number of classes.
 READ_ALL = 20_000
@@ -38,7 +40,9 @@ def torch_parts(made: Any) -> dict[str, Any]:
     if isinstance(made, TorchDataset | DataLoader) or _is_pair(made):
         found = {"train": made}
     elif isinstance(made, Mapping):
-        found = {name: made[name] for name in _PARTS if name in made}
+        found = {_ALSO.get(name, str(name)): part for name, part in made.items()}
+        if odd := [name for name in found if name not in _PARTS]:
+            raise DataError(f"data has the part {odd[0]!r}", f"parts are {', '.join(_PARTS)}")
     elif isinstance(made, Sequence):
         found = dict(zip(_PARTS, made, strict=False))
     else:
@@ -138,6 +142,15 @@ class MapSplit(IndependentSamples):
         return torch.cat([self.fetch([index], 0, 0).targets.long() for index in range(len(self))])
 
 
+def _untrained(classes: Tensor | None, count: int) -> tuple[str, ...]:
+    """Return a warning if some of the classes, which are counted from the largest number, have no training sample."""
+    there = set() if classes is None else {*classes.tolist()}
+    missing = [str(number) for number in range(count) if number not in there]
+    if not missing:
+        return ()
+    return (f"no training sample has class {listed(missing, 5)} of {count}: classes are numbered from 0",)
+
+
 _PAIR = "a sample is a pair (input, target) of tensors, arrays or numbers"
 
 
@@ -147,19 +160,25 @@ class MapDataset(SplitDataset[MapSplit]):
     def __init__(self, name: str, parts: Mapping[str, Any], workers: int) -> None:
         splits = {part: MapSplit(part, samples) for part, samples in parts.items()}
         super().__init__(name=name, splits=splits, workers=workers)
-        self.warnings = () if self.val or self.test else ("there is no validation data: return train, val and test",)
+        self.warnings: tuple[str, ...] = (
+            () if self.val or self.test else ("there is no validation data: return train, val and test",)
+        )
         self.class_names = tuple(map(str, getattr(self.train.inner, "classes", ())))
         if not self.class_names:
             known = [split.targets() for split in splits.values()]
             if all(classes is not None for classes in known):
-                most = max(int(classes.max()) for classes in known if classes is not None)
-                self.class_names = tuple(map(str, range(most + 1)))
+                found = torch.cat([classes for classes in known if classes is not None]).unique()
+                if found[0] < 0:
+                    raise DataError(f"a target is {int(found[0])}: classes are numbered from 0", "number them so")
+                self.class_names = tuple(map(str, range(int(found[-1]) + 1)))
+                self.warnings += _untrained(known[0], len(self.class_names))
 
     @property
     def lacks(self) -> dict[str, Problem]:
         """Reasons, with hints, why the data lacks some facts, by name of the fact."""
         shape, first = list(self.train.first.inputs.shape[1:]), self.train.first.targets
-        classes = f"a look at {READ_ALL:,} targets of type {str(first.dtype).removeprefix('torch.')} shows no classes"
+        kind, looked = str(first.dtype).removeprefix("torch."), min(READ_ALL, len(self.train))
+        classes = f"a look at {looked:,} targets of type {kind} shows no classes"
         return {
             "num_classes": Problem(classes, "give the dataset an attribute classes, the names in order"),
             "in_channels": Problem(f"the inputs are {shape}, not [channels, side, side]", "choose another model"),

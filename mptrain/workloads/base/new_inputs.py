@@ -63,6 +63,12 @@ class NewInputs(Dataset):
         """Return what `read` has returned for several inputs as one batch on the host."""
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return getattr(error, "reason", "") or (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 @dataclass(eq=False)
 class NewSplit(IndependentSamples):
     """Split of new inputs; unusable ones are in ``faults``, by input, and missing in their batch."""
@@ -85,7 +91,7 @@ class NewSplit(IndependentSamples):
             return self.source.read(given[place], self.faults)
 
         try:
-            found = self.faults.usable("input", given, read, self.source.unreadable, str)
+            found = self.faults.usable("input", given, read, self.source.unreadable, _reason)
         except DataError:
             return Batch(torch.empty(0), torch.empty(0), is_dummy=True)
         return self.source.collate(found)
