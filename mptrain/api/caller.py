@@ -1,4 +1,4 @@
-"""What a function for Python programs leaves as it was: random numbers, warnings, variables, the current folder."""
+"""Restoration of what belongs to the caller of a Python function: random numbers, warnings, variables, the folder."""
 
 from __future__ import annotations
 

@@ -308,7 +308,9 @@ def _export(arguments: Namespace) -> int:
             many=True,
         ),
         Option("--html", "write the list as a page, runs.html, with links to the reports of the runs"),
-        Option("--prune", "show failed and killed runs, or those of a --filter status=, and remove them after a question"),
+        Option(
+            "--prune", "show failed and killed runs, or those of a --filter status=, and remove them after a question"
+        ),
         Option("--yes", "answer yes to the question of --prune"),
         JSON,
     ),
