@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -81,7 +82,7 @@ def predict(arguments: Namespace) -> int:
 
 
 def _files(words: Sequence[str], source: NewInputs) -> dict[str, PurePath]:
-    """Return the files in their order, each with its path below the argument; raise DataError for missing ones."""
+    """Return the files in their order, each with its path below the argument; raise DataError if there is none."""
     found: dict[str, PurePath] = {}
     problems = []
     for word in words:
@@ -98,9 +99,10 @@ def _files(words: Sequence[str], source: NewInputs) -> dict[str, PurePath]:
                 problems.append(f"no file in {place} ends in {', '.join(sorted(source.suffixes))}")
         else:
             found[str(place)] = PurePath(place.name)
-    if not any(Path(one).exists() for one in found) or (problems and not found):
-        problems = problems or [f"there is no {one}" for one in found]
-        raise DataError(listed(problems or ["standard input names no file"], 5, "; "), "check the paths")
+    if not problems and not any(map(os.path.exists, found)):  # of a name that no file can have it is False
+        problems = [f"there is no {one}" for one in found] or ["standard input names no file"]
+    if problems:
+        raise DataError(listed(problems, 5, "; "), "check the paths")
     return found
 
 

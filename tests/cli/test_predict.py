@@ -71,6 +71,7 @@ def test_a_file_that_is_missing_among_others_is_an_unusable_input(trained):
         (("a", "digits", "--output", "digits"), "--output digits is not empty"),
         (("b", "digits"), "no run directory b"),
         (("a", "outputs/a/checkpoints"), "ends in .bmp"),
+        (("a", "digits", "outputs/a/checkpoints"), "ends in .bmp"),
     ],
 )
 def test_what_cannot_be_predicted_is_said_before_any_answer(words, said, trained):
