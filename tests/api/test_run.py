@@ -118,7 +118,7 @@ def test_callers_keep_their_random_numbers(tmp_path):
         lambda: run.predict(tmp_path / "a.png"),
         lambda: run.predict(tmp_path / "b.png"),
         run.model,
-        lambda: run.export(tmp_path / "x.pt2"),
+        lambda: run.export(tmp_path / "x.pt"),
     ):
         states = random.getstate(), torch.get_rng_state().tolist()
         with contextlib.suppress(DataError):
@@ -144,6 +144,7 @@ def test_inputs_that_are_no_paths_are_refused_by_name(tmp_path):
         run.columns("step")
 
 
+@pytest.mark.long
 def test_a_file_of_texts_is_read_and_its_name_is_no_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.tsv").write_text(

@@ -226,6 +226,7 @@ def test_tables_are_sorted_and_filtered(tmp_path):
         assert page.complaints == []
 
 
+@pytest.mark.long
 @each(
     ("one", "other"),
     [
@@ -285,6 +286,7 @@ def test_several_runs_are_in_the_same_figures(tmp_path):
         assert len(page.requests) == 1
 
 
+@pytest.mark.long
 def test_a_page_that_is_followed_reloads_itself_but_not_while_it_is_read(tmp_path):
     path = spiked_run(tmp_path / "run", steps=80)
     page_file = write_report(path, reload=1).html

@@ -48,7 +48,7 @@ def test_a_loss_that_never_explodes_is_said_and_one_that_does_not_fall_suggests_
         read_range_test(steps(lambda rate: 2.3, count=15))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.long)])
 def test_a_network_trains_with_the_rate_that_is_suggested(optimizer, tmp_path):
     words = (*TINY[:4], f"optimizer={optimizer}", "precision=fp16_dynamic", "threads=1")
     done = run_in_process("find", "lr", *words, "run.name=test", cwd=tmp_path)
