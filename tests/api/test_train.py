@@ -164,6 +164,7 @@ def test_classes_of_the_users_configuration_get_the_records(tmp_path, monkeypatc
         mptrain.train(*NAMED, words[0], "extensions.sinks=[my_sinks.nothing]", "run.name=odd", show=False)
 
 
+@pytest.mark.long
 def test_parts_and_classes_are_not_guessed(recwarn, capsys):
     one = torch.utils.data.TensorDataset(torch.randn(24, 3, 8, 8), torch.arange(24) % 3)
     words = ("model=cnn", "train.batch_size=8", "train.epochs=1", "threads=1")

@@ -19,7 +19,7 @@ from mptrain.report.report_files import write_page, write_report
 from mptrain.report.runs_page import runs_page
 from mptrain.runlog.sweeps import SweepPaths
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
 
 #: Height in CSS pixels of the smallest letters of any figure.
 SMALLEST_TEXT = """Math.min(...[...document.querySelectorAll('figure svg text')].map(text => {
@@ -107,7 +107,6 @@ def require_legible(page, width):
         assert struct.unpack(">I", seen.screenshot()[16:20])[0] == width
 
 
-@pytest.mark.long
 def test_pages_are_legible_and_ask_for_nothing(tmp_path):
     write_comparisons(SweepPaths(tmp_path).comparison, {"": make_comparison(tmp_path, seeds=2)})
     compared = write_report(tmp_path).html
@@ -226,7 +225,6 @@ def test_tables_are_sorted_and_filtered(tmp_path):
         assert page.complaints == []
 
 
-@pytest.mark.long
 @each(
     ("one", "other"),
     [
@@ -286,7 +284,6 @@ def test_several_runs_are_in_the_same_figures(tmp_path):
         assert len(page.requests) == 1
 
 
-@pytest.mark.long
 def test_a_page_that_is_followed_reloads_itself_but_not_while_it_is_read(tmp_path):
     path = spiked_run(tmp_path / "run", steps=80)
     page_file = write_report(path, reload=1).html
@@ -342,7 +339,6 @@ def test_a_page_that_was_tampered_with_loads_and_runs_nothing(tmp_path):
         assert len([text for text in page.complaints if "Content Security Policy" in text]) >= 3
 
 
-@pytest.mark.long
 def test_a_run_of_many_steps_has_a_small_page_that_answers_soon_and_keeps_its_spike(tmp_path):
     path = make_run(tmp_path / "run", steps=2000, overflows={9: "unexpected"})
     record = path / "steps.jsonl"

@@ -38,6 +38,7 @@ def test_the_confusion_matrix_has_every_sample_and_the_accuracy(tmp_path):
         assert picture.size == (960, 462)
 
 
+@pytest.mark.long
 def test_pictures_are_named_by_their_files_and_unusable_ones_are_left_out(tmp_path):
     for part in ("train", "test"):
         for name in ("cat", "dog"):
@@ -55,6 +56,7 @@ def test_pictures_are_named_by_their_files_and_unusable_ones_are_left_out(tmp_pa
     assert all(re.fullmatch(r"\S*data/test/(cat|dog)/\d+\.png", one.sample) for one in found.mistakes)
 
 
+@pytest.mark.long
 def test_texts_are_shown(tmp_path):
     lines = [f"{'ab'[n % 2]}\tword{n % 5} and {['yes', 'no', 'maybe'][n % 3]}" for n in range(60)]
     (tmp_path / "data.tsv").write_text("\n".join(lines) + "\n")
@@ -71,6 +73,7 @@ def test_texts_are_shown(tmp_path):
     assert found.mistakes
 
 
+@pytest.mark.long
 def test_other_tasks_are_refused_and_the_page_is_written_and_printed(tmp_path):
     words = ("model=ssd_small", "dataset.train_samples=16", "dataset.val_samples=4", "dataset.test_samples=4")
     run = trained(tmp_path, *words, "train.epochs=1", "train.batch_size=8")

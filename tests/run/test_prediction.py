@@ -144,6 +144,7 @@ def test_predictions_are_those_of_the_evaluation_sample_by_sample(kind, more, tm
     assert [one.answer for one in found] == expected
 
 
+@pytest.mark.long
 def test_a_prompt_is_measured_as_a_window_of_the_evaluation_and_continued(tmp_path):
     words, _ = prompts(tmp_path)
     done = run_in_process(*words, "precision=fp32", cwd=tmp_path)
@@ -161,6 +162,7 @@ def test_a_prompt_is_measured_as_a_window_of_the_evaluation_and_continued(tmp_pa
     assert (long.remark, none.error) == ("its last 17 of 25 tokens were used", "it has fewer than two tokens")
 
 
+@pytest.mark.long
 def test_an_enhanced_picture_is_the_networks_output_in_8_bits(tmp_path):
     words = (
         "model=dncnn_small",
@@ -233,6 +235,7 @@ def test_what_cannot_predict_is_refused_by_name(trained, tmp_path):
         pass
 
 
+@pytest.mark.long
 def test_classes_are_those_that_the_checkpoint_was_trained_on(tmp_path):
     words, _ = texts(tmp_path)
     done = run_in_process(*words, cwd=tmp_path)
