@@ -14,7 +14,6 @@ from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
 from mptrain.system.errors import CheckpointError, DataError, StorageError, UsageError, suggest
-from mptrain.system.files import read_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -159,6 +158,7 @@ class Run(run_reader.Run):
 
 def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
     """Yield texts, and for texts the lines of files; or the paths of files, those in folders too."""
+    from mptrain.cli.predict import lines_of
     from mptrain.workloads.base.data_files import files_below
 
     for one in inputs:
@@ -169,7 +169,7 @@ def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
         if source.suffixes and Path(one).is_dir():
             yield from map(str, files_below(Path(one), tuple(source.suffixes)))
         elif not source.suffixes and isinstance(one, Path):
-            yield from filter(str.strip, read_text(one).splitlines())
+            yield from lines_of([str(one)])
         elif not source.suffixes and len(text := str(one)) < 200 and Path(text).is_file():
             raise UsageError(f"{text} is a file, and this run answers texts", f"write Path({text!r}) for its lines")
         else:

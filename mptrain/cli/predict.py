@@ -56,7 +56,7 @@ def predict(arguments: Namespace) -> int:
         loaded = stack.enter_context(predictor(run, arguments.overrides, which, average=not arguments.raw))
         names = _files(words, loaded.source) if loaded.source.suffixes else None
         folder = _output(arguments.output, loaded.source, names)
-        given = names if names is not None else _lines(words)
+        given = names if names is not None else lines_of(words)
         answers = stack.enter_context(contextlib.closing(loaded.predict(given)))
         failed = total = 0
         for one in _with_progress(answers, names):
@@ -106,7 +106,7 @@ def _files(words: Sequence[str], source: NewInputs) -> dict[str, PurePath]:
     return found
 
 
-def _lines(words: Sequence[str]) -> Iterator[str]:
+def lines_of(words: Sequence[str]) -> Iterator[str]:
     """Yield the lines of text files, or of standard input."""
     if missing := [word for word in words if word != "-" and not Path(word).expanduser().is_file()]:
         raise DataError(

@@ -154,5 +154,9 @@ def test_a_file_of_texts_is_read_and_its_name_is_no_text(tmp_path, monkeypatch):
     run = mptrain.train(*words, "train.epochs=1", "train.batch_size=8", "run.name=texts", show=False)
     (tmp_path / "t.txt").write_text("word1 yes\n\nword2 no\n")
     assert run.predict(Path("t.txt")) == run.predict(["word1 yes", "word2 no"])
+    (tmp_path / "odd.txt").write_bytes(b"word1\n\xff\n")
+    for name, said in (("odd.txt", r"odd\.txt, line 2 is not UTF-8"), ("none.txt", r"there is no file none\.txt")):
+        with pytest.raises(DataError, match=said):
+            run.predict(Path(name))
     with pytest.raises(UsageError, match=r"t\.txt is a file, and this run answers texts"):
         run.predict("t.txt")
