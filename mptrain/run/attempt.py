@@ -125,12 +125,13 @@ def train_run(attempt: Attempt, show: Show) -> Outcome:
     attempt, other_data = _prepare_directory(attempt)
     state = describe(directory, attempt.config, parts, before)
     changed = (*(describe_change(*change) for change in attempt.changes), *other_data) if attempt.loaded else ()
-    state = state.begin(attempt.from_step, changed, config_digest(attempt.config.yaml))
+    digest = config_digest(attempt.config.yaml)
+    state = state.begin(attempt.from_step, changed, digest)
     directory.write_state(state)
     writer = RecordWriter(directory.paths)
     higher = parts.task.higher_is_better
     store = CheckpointStore(directory.paths.checkpoints, attempt.config.checkpoint.keep, higher_is_better=higher)
-    storage = Storage(directory.paths, writer, store, config_digest(attempt.config.yaml))
+    storage = Storage(directory.paths, writer, store, digest)
     loop: Loop | None = None
     sinks: Sequence[Sink] = ()
     try:
