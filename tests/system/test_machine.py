@@ -118,9 +118,10 @@ def test_large_files_are_written_without_advice_to_the_system(tmp_path):
     assert (tmp_path / "large").stat().st_size == 2**25
 
 
-def test_frozen_objects_are_never_looked_at_by_the_collector():
+def test_frozen_objects_are_never_looked_at_by_the_collector(monkeypatch):
     looks = []
     gc.unfreeze()
+    monkeypatch.setattr(machine, "_has_frozen", False)
     gc.callbacks.append(lambda phase, info: looks.append(phase))
     try:
         with machine.dropping_nothing():
