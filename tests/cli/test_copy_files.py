@@ -42,6 +42,7 @@ def test_a_copy_can_have_another_name_and_folder_and_states_its_name_in_records(
     assert "  name: resnet18\n" in (tmp_path / "my_configs/model/my_resnet18.yaml").read_text()
 
 
+@pytest.mark.long
 def test_a_copied_option_of_each_group_means_the_same(terminal, tmp_path):
     require_the_same([(group, list(options)[-1]) for group, options in GROUPS.items()], terminal, tmp_path)
 

@@ -185,6 +185,7 @@ def test_of_large_splits_evenly_spaced_files_are_read_and_that_is_said(terminal,
     assert terminal.out.startswith("image_folder: no errors; 4 files read of 20, evenly spaced; ")
 
 
+@pytest.mark.long
 @each(
     ("words", "rows"),
     [

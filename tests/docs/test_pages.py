@@ -48,7 +48,7 @@ def test_the_run_that_is_shown_looks_like_a_run(tmp_path):
     assert shape(done.stdout) == shape(output)
 
 
-@pytest.mark.process
+@pytest.mark.workload
 def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
     shown = next(block for block in BLOCKS if block.startswith("$ mptrain doctor model="))
     first, _, output = shown.partition("\n")

@@ -19,8 +19,9 @@ SHOWN = {re.search(r"(\w+)\.py", block)[1]: block for block in blocks(NAME)}
 LIBRARIES = {"with_accelerate": "accelerate", "with_trainer": "transformers"} | dict.fromkeys(
     ("with_lightning", "with_fabric"), "lightning"
 )
-PROGRAMS = [pytest.param(name, marks=pytest.mark.process) for name in ("plain", *LIBRARIES)] + [
-    pytest.param(name, marks=pytest.mark.distributed) for name in ("with_ddp", "with_fsdp2")
+PROGRAMS = [pytest.param(name, marks=pytest.mark.process) for name in ("plain", "with_accelerate", "with_trainer")] + [
+    pytest.param(name, marks=pytest.mark.workload)
+    for name in ("with_lightning", "with_fabric", "with_ddp", "with_fsdp2")
 ]
 
 #: A number with a fraction; its last digits depend on the CPU.

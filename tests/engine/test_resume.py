@@ -178,6 +178,7 @@ def test_saved_values_that_another_precision_cannot_hold_are_clamped_and_named(t
     assert half.offset.tolist() == [65504, -float("inf")]
 
 
+@pytest.mark.long
 def test_a_network_that_asks_for_the_version_of_its_weights_goes_on(tmp_path):
     words = (
         *("model=torchvision", "model.name=mnasnet0_5", "dataset.image_size=32", "dataset.train_samples=16"),

@@ -43,6 +43,7 @@ def test_progress_is_no_standing_still(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_process_that_was_stopped_and_goes_on_did_not_hang(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from mptrain.engine.watchdog import Watchdog\n"

@@ -96,6 +96,7 @@ def odd_words(draw):
     return prefix + draw(odd_keys()) + equals + draw(odd_values)
 
 
+@pytest.mark.long
 @examples(150, 5000)
 @given(st.lists(odd_words(), min_size=1, max_size=3))
 def test_odd_words_make_a_configuration_or_one_error(words):

@@ -45,6 +45,7 @@ def test_weights_that_moved_behind_the_step_that_ended_a_run_are_said_to_have():
     assert loss.endswith(" now: the weights changed in between")
 
 
+@pytest.mark.long
 def test_the_learner_that_overflowed_on_record_is_looked_at_and_another_where_it_is_asked_for():
     words = ("learners.generator.scaler.scale=1e7", "train.max_consecutive_overflows=20", "train.max_steps=2")
     assert main([*GAN, *words, "run.name=run"]) == 4

@@ -82,6 +82,7 @@ def test_one_step_does_not_advise_a_scale_above_the_ceiling_of_the_scaler():
     assert remedy.outcome.startswith("not advised: scaler.max_scale=4 is lower; mptrain recommend")
 
 
+@pytest.mark.long
 def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (*FAINT, "precision=fp16_noscale", "train.max_steps=2")

@@ -125,6 +125,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 def test_sigkill_while_a_checkpoint_is_written_goes_on_from_the_one_before(tmp_path):
     words = (*words_for("fp32"), "run.name=run", "log.seconds=0.001", "checkpoint.every_epochs=null")
     folders = [tmp_path / name for name in ("undisturbed", "killed")]

@@ -60,8 +60,15 @@ def on_two_ranks(folder, kind, micro=1):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize("memory", ["copies", "views"])
+@pytest.mark.parametrize(
+    ("memory", "micro"),
+    [
+        ("views", 1),
+        ("copies", 2),
+        pytest.param("copies", 1, marks=pytest.mark.slow),
+        pytest.param("views", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_the_rank_whose_gradients_overflow_is_named(memory, micro, tmp_path):
     run, norms = on_two_ranks(tmp_path / "run", memory, micro)
     names = [name.removeprefix("net.") for name in BEHIND]

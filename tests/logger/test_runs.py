@@ -138,6 +138,7 @@ def test_data_workers_and_a_tracker_do_not_disturb_each_other(tmp_path):
     assert warnings_of(tmp_path / "with") == []
 
 
+@pytest.mark.process
 def test_an_interrupted_run_ends_as_ever_and_so_does_its_tracker(tmp_path):
     words = (*HALF, *own(close_seconds=60.0), "train.epochs=100000", "run.name=run")
     tests = str(Path(__file__).resolve().parents[1])

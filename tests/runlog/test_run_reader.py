@@ -202,6 +202,7 @@ assert existing_run(pathlib.Path(sys.argv[1]), 'a') == run
 """
 
 
+@pytest.mark.process
 def test_a_run_is_written_where_pydantic_is_not_installed(tmp_path, succeed):
     succeed(WRITES, tmp_path)
     assert [record.step for record in read_run(tmp_path / "a").steps()] == [1, 2, 3]

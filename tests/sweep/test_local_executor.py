@@ -172,6 +172,7 @@ def test_more_ranks_than_gpus_are_refused_before_the_first_job(tmp_path, monkeyp
     assert heard.order == []
 
 
+@pytest.mark.process
 def test_ranks_on_the_cpu_need_no_gpu_and_those_on_gpus_see_as_many(tmp_path, monkeypatch):
     monkeypatch.setattr(local_executor, "_on_accelerator", lambda config: config.device != "cpu")
     two, program = Slots(1, gpus=("4", "5")), jobs.program(jobs.describe)

@@ -234,13 +234,17 @@ def judged(values, reference, question, alpha=0.05):
     return verdict._against(arm_of(runs), others, question, alpha, planned=False).verdict
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 SHAPES = {
     "normal": lambda draws, size: draws.standard_normal(size),
     "skewed": lambda draws, size: draws.exponential(1, size) - 1,
     "heavy tails": lambda draws, size: draws.standard_t(3, size) / math.sqrt(3),
     "rare collapses": lambda draws, size: draws.standard_normal(size) + 20 * (draws.random(size) < 0.05),
 }
-SIZES = [(2, 2), (3, 3), (5, 5), (2, 5), (3, 8), (8, 8), (20, 20), (2, 20)]
+SIZES = [(2, 2), (3, 3), (5, 5), (2, 5), (3, 8), *map(slow, [(8, 8), (20, 20), (2, 20)])]
 
 
 def share(counted, draws, bound):
@@ -268,7 +272,7 @@ def test_claims_are_false_no_more_often_than_they_say(shape, sizes):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", ["normal", "heavy tails", "rare collapses"])
-@pytest.mark.parametrize("pairs", [2, 3, 5, 8, 20])
+@pytest.mark.parametrize("pairs", [2, 3, 5, 8, slow(20)])
 def test_claims_on_pairs_are_false_no_more_often_than_they_say(shape, pairs):
     draws, count = np.random.default_rng(5), 2000
     for form in ("equivalent", "not inferior"):
@@ -318,7 +322,7 @@ def test_several_looks_together_claim_no_more_often():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("pairs", "margin"), [(3, 2.0), (5, 2.0), (8, 1.1), (12, 0.85), (20, 0.63)])
+@pytest.mark.parametrize(("pairs", "margin"), [(3, 2.0), (5, 2.0), (8, 1.1), slow(12, 0.85), slow(20, 0.63)])
 def test_the_stated_power_is_that_of_equal_pairs(pairs, margin):
     draws = np.random.default_rng(7)
     for form in ("equivalent", "not inferior"):

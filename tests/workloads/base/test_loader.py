@@ -153,6 +153,7 @@ def test_a_stop_reaches_the_caller_with_its_message_and_hint(workers):
     loader.close()
 
 
+@pytest.mark.process
 def test_workers_outlive_signals_but_not_their_process():
     script = """
         import signal, sys

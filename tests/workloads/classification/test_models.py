@@ -40,6 +40,7 @@ def build(name):
     return target(**keys, **facts), size, facts["in_channels"]
 
 
+@pytest.mark.long
 @each("name", CLASSIFIERS)
 def test_every_classifier_gives_finite_logits_in_both_modes(name):
     model, size, channels = build(name)
