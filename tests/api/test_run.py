@@ -42,6 +42,7 @@ def _folder(trained, monkeypatch):
     monkeypatch.chdir(trained)
 
 
+@pytest.mark.long
 def test_a_network_has_the_weights_that_are_exported(tmp_path):
     run = mptrain.open_run("fp16_dynamic-0")
     for average in (True, False):

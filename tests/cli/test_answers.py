@@ -77,6 +77,7 @@ def test_a_run_its_overflows_and_its_tensors(asked, tmp_path):
     assert report["run"]["events"] == [[7, "warning", "hm"]]
 
 
+@pytest.mark.long
 def test_a_loop_that_is_watched_has_the_same_object(asked, tmp_path):
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -111,6 +112,7 @@ def test_runs_and_those_that_cannot_be_read(asked, tmp_path):
     assert run_in_process("runs", "nowhere", "--json", cwd=tmp_path).returncode == 6
 
 
+@pytest.mark.long
 def test_a_sweep_and_a_comparison(asked, tmp_path):
     points = [([f"scaler.scale={scale}"], "done", {"metric": 0.75}) for scale in (8, 64)]
     make_sweep(tmp_path / "sweep", [*points, (["scaler.scale=1"], "failed", None)])
@@ -151,6 +153,7 @@ def test_the_machine_a_data_set_and_a_model(asked):
     assert model["usable_exponents"]
 
 
+@pytest.mark.long
 def test_single_runs_have_no_verdict_and_a_configuration_that_is_sound_no_fix(asked, tmp_path):
     for number, model in enumerate(("mlp", "cnn")):
         words = (f"model={model}", *TINY[1:], "train.max_steps=2", f"run.name=r{number}")

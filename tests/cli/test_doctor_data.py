@@ -96,6 +96,7 @@ def trains(terminal, monkeypatch):
     return terminal
 
 
+@pytest.mark.long
 def test_a_single_class_is_an_error_for_doctor_as_for_training(trains, tmp_path):
     fill(tmp_path / "pics", (".",), {"ant": 10})
     words = ("dataset=image_folder", "dataset.root=pics", "dataset.image_size=16", "dataset.workers=0")

@@ -36,6 +36,7 @@ def test_what_is_wrong_ends_with_4_by_name_and_with_a_hint(terminal):
     assert "hint: set scaler=static scaler.scale=" in terminal.out
 
 
+@pytest.mark.long
 def test_every_line_fits_a_narrow_terminal(terminal, monkeypatch):
     monkeypatch.setattr("mptrain.cli.messages.line_width", lambda stream: 80)
     monkeypatch.setenv("COLUMNS", "80")

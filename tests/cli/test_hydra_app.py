@@ -51,6 +51,7 @@ def test_the_check_of_python_3_14_breaks_hydras_parser_as_it_does_there():
         get_args_parser()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("python_3_14")
 @each(
     "words",

@@ -51,6 +51,7 @@ def check(text, *expected):
         assert ALLOW in rest, (command, rest)
 
 
+@pytest.mark.long
 def test_every_next_step_of_a_run_finds_its_code(printed):
     loud = ("precision=fp16_static", "scaler.scale=2.0e+9", "train.max_consecutive_overflows=3", "run.name=loud")
     check(printed(*WORDS, *loud, code=4), "diagnose")

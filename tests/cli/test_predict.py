@@ -33,6 +33,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_a_folder_is_searched_and_each_file_has_a_line(trained):
     done = run_in_process("predict", "a", "digits", cwd=trained)
     lines = done.stdout.splitlines()
@@ -116,7 +117,7 @@ def test_paths_come_from_standard_input_and_a_closed_pipe_ends_it(trained):
     assert (running.communicate(names, timeout=120)[1], running.returncode) == ("", 0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ten_thousand_files_need_no_more_memory_than_a_hundred_and_have_a_progress_bar(trained, tmp_path):
     images = torch.randint(0, 256, (64, 8, 8), dtype=torch.uint8)
     (tmp_path / "few").mkdir()

@@ -2,6 +2,7 @@ import json
 import threading
 import time
 
+import pytest
 from loops import each
 from report.folders import make_run, make_sweep
 
@@ -76,6 +77,7 @@ def test_a_run_that_cannot_be_drawn_leaves_no_folder(terminal, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.long
 def test_a_run_is_followed_until_it_has_ended(terminal, tmp_path):
     path = make_run(tmp_path / "a", steps=20, status="running")
     page, seen = path / "report.html", []

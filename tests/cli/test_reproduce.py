@@ -179,6 +179,7 @@ def test_an_expectation_false_by_construction_ends_with_5_and_says_by_how_much(t
     assert "off by 0.459" in " ".join(terminal.out.split())
 
 
+@pytest.mark.long
 def test_what_has_ended_is_judged_again_but_not_run_again(terminal, jobs, recipe):
     jobs.ends = {("amp", seed): "numerics" for seed in range(3)}
     recipe(("measure: top1, equals: fp32, within: 0.05", "measure: failed, equals: 1"))

@@ -89,6 +89,7 @@ def test_a_planted_overflow_is_found_fixed_and_judged(follow, tmp_path):
     assert fixed["verdict"]["why"]
 
 
+@pytest.mark.long
 def test_a_loss_scale_is_chosen(follow, tmp_path):
     line = "mptrain KEY=VALUE ... precision=amp_dynamic diagnostics=histograms diagnostics.every=10"
     code, said = follow(line, ("model=mlp", "dataset.image_size=8", "train.epochs=8", "run.name=watched"))

@@ -44,6 +44,7 @@ def test_every_batch_is_checked_and_shown_and_the_table_at_the_end_has_them_all(
     assert names() == ["000-seed=0", "001-seed=9", "002-precision=fp32"]
 
 
+@pytest.mark.long
 def test_a_sweeper_that_goes_on_after_a_failure_ends_with_7_and_one_that_gives_up_too(searching, asking):
     asking.batches = ([[f"seed={jobs.NUMERICS}"]], [["seed=0"]])
     assert searching(*WORDS) == 7
@@ -114,6 +115,7 @@ def test_words_that_no_sweeper_can_have(searching, word, named):
     assert "hint: add -m" in searching.err
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # Optuna's own
 def test_optuna_chooses_the_points(searching):
     words = [word.replace("=asking", "=optuna") for word in WORDS]

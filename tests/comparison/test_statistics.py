@@ -193,6 +193,7 @@ def test_equal_differences_of_rounded_values_are_no_certainty():
     assert (found.spread, equal.p > 0.01, equal.power < 1) == (0, True, True)
 
 
+@pytest.mark.long
 @each(
     ("samples", "spread", "pairs"),
     [(397, 0.0025, 2), (397, 0.0025, 3), (397, 0.0025, 8), (200, 0.005, 2), (200, 0.005, 5)],

@@ -31,6 +31,7 @@ def test_a_run_is_started_from_python(tmp_path):
     assert float(re.search(r"^top1 (\S+)\n\Z", said, re.MULTILINE)[1]) > 0.8
 
 
+@pytest.mark.long
 def test_the_notebook_goes_from_training_to_a_prediction(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     found, shown = {}, []
@@ -76,7 +77,7 @@ def test_a_loop_that_is_examined_gets_the_report_that_is_shown(capsys):
     assert said == expected
 
 
-@pytest.mark.process
+@pytest.mark.workload
 def test_a_comparison_reaches_a_verdict(tmp_path):
     reference, compared = output_of("compare.py", tmp_path).splitlines()[-2:]
     assert reference.startswith("fp32: reference: ")

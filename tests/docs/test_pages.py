@@ -69,6 +69,7 @@ def test_the_commands_that_are_shown_are_valid(words):
     assert compose(words).precision.name in README  # a mode that the first page does not name would be a secret
 
 
+@pytest.mark.long
 @each("words", [words for words in COMMANDS if words and words[0] in ("-m", "compare")])
 def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
     composer = composing.Composer()
@@ -107,7 +108,7 @@ def test_every_precision_mode_is_in_the_table(page):
     assert sorted(rows) == sorted(modes), f"the table of precision modes in {page} has each of configs/precision once"
 
 
-@pytest.mark.process
+@pytest.mark.workload
 def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
     for kind, code in re.findall(r"```(python|yaml)\n(.*?)```", PAGES["docs/bring-your-own.md"], flags=re.DOTALL):
         named = re.search(r"^# (my\S+\.(?:py|yaml))", code, flags=re.MULTILINE)

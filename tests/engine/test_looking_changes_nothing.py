@@ -68,6 +68,7 @@ def test_weights_and_records_are_the_same_bits_with_histograms(tmp_path, workloa
     assert not plain.storage.paths.histograms.exists()
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_every_histogram_once(tmp_path):
     words = (
         *WORKLOADS["convolutions"],

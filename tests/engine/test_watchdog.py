@@ -18,6 +18,7 @@ def hang_in_a_place_that_is_named(seconds):
     time.sleep(seconds)
 
 
+@pytest.mark.long
 def test_a_run_that_stands_still_says_where_once_for_each_time(tmp_path, capsys):
     path = tmp_path / "stalls.txt"
     with Watchdog(path, 0.2) as dog:

@@ -101,6 +101,7 @@ def spoil_a_value(root, sound, data):
         put(root, name, json.dumps(data.draw(misfit(json.loads((sound / name).read_bytes())))).encode())
 
 
+@pytest.mark.long
 @examples(25, 5000)
 @given(data=st.data())
 def test_the_report_of_a_run_directory_with_a_value_of_another_kind(sound, unfigured, data):

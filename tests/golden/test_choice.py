@@ -48,6 +48,7 @@ def test_eighty_runs_have_every_setting_and_most_pairs_of_settings():
     assert [pair for pair in left if not {factor for factor, _ in pair} <= wide] == []
 
 
+@pytest.mark.long
 def test_the_program_takes_every_family_rule_and_fault():
     """A key that is renamed has to be renamed in `tests.golden.runs` too."""
     factors, is_valid = runs.factors(CONFIGS), runs.Valid(CONFIGS)

@@ -28,6 +28,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.long
 def test_the_loss_of_a_later_learner_is_the_one_on_record():
     assert main([*GAN, "learners.generator.scaler.scale=1e30", "run.name=run"]) == 4
     found = diagnose_run("run").found
@@ -35,6 +36,7 @@ def test_the_loss_of_a_later_learner_is_the_one_on_record():
     assert "the loss equals the recorded loss" in found.remarks
 
 
+@pytest.mark.long
 def test_weights_that_moved_behind_the_step_that_ended_a_run_are_said_to_have():
     assert main([*GAN, "learners.discriminator.scaler.scale=1e30", "run.name=run"]) == 4
     remarks = diagnose_run("run").found.remarks

@@ -204,6 +204,7 @@ def test_a_loss_in_fp16_is_found(precision):
     assert "logits.float()" in finding.hint
 
 
+@pytest.mark.long
 def test_norms_that_would_be_half_are_found():
     report = check("model=cnn", *SMALL, "precision=fp16_static", "precision.keep_fp32=[]")
     assert found(report) == {("norm", ("1", "4", "8", "12"))}
@@ -236,6 +237,7 @@ def test_fewer_samples_are_examined_of_a_large_batch(monkeypatch):
     assert [one.name for one in part.modules] == [one.name for one in whole.modules]
 
 
+@pytest.mark.long
 def test_two_learners_are_both_looked_at():
     report = check("model=dcgan", "train.batch_size=4", "dataset.train_samples=16", "precision=amp_dynamic")
     assert not report.findings

@@ -103,6 +103,7 @@ class Sums(nn.Module):
         return (total[:, WIDTH:] - total[:, :-WIDTH])[:, -WIDTH:] / WIDTH + 0.1 * (given - 30)
 
 
+@pytest.mark.long
 def test_a_difference_of_two_calls_of_a_module_is_found_although_rounding_explains_it(examined):
     (found,) = examined(Difference).findings
     assert (found.kind, found.where) == ("output", ("odd",))
@@ -210,6 +211,7 @@ class Rewrites(Stalls):
         return given - (self.mean - 46)
 
 
+@pytest.mark.long
 def test_an_average_that_no_longer_moves_in_half_precision_is_named_and_a_constant_that_is_written_is_not(examined):
     (found,) = examined(Stalls).findings
     assert (found.kind, found.where) == ("changed", ("odd.mean",))

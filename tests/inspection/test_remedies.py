@@ -67,6 +67,7 @@ def test_two_modules_that_break_are_both_kept():
     assert helping(found).words == ("precision.keep_fp32=[norms,LocalResponseNorm,body.first,body.second.norm]",)
 
 
+@pytest.mark.long
 def test_one_fault_in_modules_of_one_class_is_followed_to_the_last():
     found = found_in(*SEVERAL, "+model.kind=many", "precision=fp16_dynamic")
     assert (found.cause, found.module) == ("forward", "body.0.shares")

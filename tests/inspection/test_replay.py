@@ -110,6 +110,7 @@ def test_a_rule_that_was_changed_on_the_way_is_said(tmp_path):
     assert "changed after step 8 (scaler.growth_interval was 2000, now 3)" in note
 
 
+@pytest.mark.long
 def test_each_learner_is_replayed_by_its_own_rule(tmp_path):
     gan = (
         "task=gan",

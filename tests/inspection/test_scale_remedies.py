@@ -76,6 +76,7 @@ def test_a_run_that_ended_by_its_patience_did_not_come_down_by_itself(tmp_path, 
 FAINT = ("model=plain16", "dataset.train_samples=64", "train.batch_size=8", "precision=fp16_dynamic")
 
 
+@pytest.mark.long
 def test_one_step_does_not_advise_a_scale_above_the_ceiling_of_the_scaler():
     _, remedy = first_remedy(*FAINT, "scaler.init_scale=1", "scaler.max_scale=4")
     assert (remedy.words, remedy.helped) == ((), None)
@@ -139,6 +140,7 @@ def test_what_goes_wrong_without_the_injected_fault_too_is_mended_without_it():
     assert found.remedies[0].words == ("scaler.init_scale=131072",)
 
 
+@pytest.mark.long
 def test_in_a_step_that_a_fault_leaves_finite_nothing_is_tried():
     words = (*FAINT, "precision=fp16_noscale")
     assert diagnose_config(compose(words)).found.remedies

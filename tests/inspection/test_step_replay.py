@@ -37,6 +37,7 @@ def same(left, right):
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.long
 def test_each_learner_is_seen_behind_the_updates_of_those_before_it(tmp_path):
     losses = trained(tmp_path, *GAN)
     parts, options = parts_of(*GAN)

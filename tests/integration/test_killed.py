@@ -94,7 +94,7 @@ SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))
     ("workload", "precision", "kills", "epochs", "seed"),
     [
         ("cnn", "amp_dynamic", 1, 36, 1),
-        ("word_lstm", "amp_dynamic", 1, 20, 7),
+        pytest.param("word_lstm", "amp_dynamic", 1, 20, 7, marks=SLOW),
         pytest.param("dcgan", "fp16_dynamic", 1, 20, 7, marks=SLOW),
         pytest.param("transformer", "bf16", 1, 20, 7, marks=SLOW),
         *(pytest.param("cnn", mode, 20, 480, 2, marks=SLOW) for mode in ("fp32", "amp_dynamic", "fp16_dynamic")),
@@ -141,6 +141,7 @@ def test_sigkill_while_a_checkpoint_is_written_goes_on_from_the_one_before(tmp_p
     assert steps_of(folders[1]) == steps_of(folders[0])
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_falls_back_and_the_records_stay_right(tmp_path):
     words = (*words_for("amp_dynamic"), "run.name=run", "schedule=constant")
     whole, damaged = tmp_path / "whole", tmp_path / "damaged"

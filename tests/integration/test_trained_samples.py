@@ -42,6 +42,7 @@ def said(capsys, *words, code=0):
     ]
 
 
+@pytest.mark.long
 def test_evaluations_and_resumed_runs_say_how_many_samples_were_trained_on(pictures, capsys):
     train = (*WORDS, "dataset.root=pictures", "dataset.val_share=0.2", "dataset.test_share=0.2")
     assert said(capsys, *train, "run.name=run") == []

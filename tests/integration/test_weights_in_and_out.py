@@ -90,6 +90,7 @@ def test_raw_averaged_half_and_best_are_four_different_files(tmp_path, monkeypat
     assert any(not torch.equal(value, value.half().float()) for value in masters.values())  # not the rounded copies
 
 
+@pytest.mark.long
 def test_tied_weights_stay_one_averaged_or_raw_and_begin_another_run_as_they_were(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (

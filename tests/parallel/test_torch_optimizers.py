@@ -16,17 +16,24 @@ GROUPS = ["optimizer.groups=[{match: '*.bias', lr_factor: 0.5, weight_decay: 0.1
 FROZEN = "model.freeze=['1.*']"
 
 
+CASES = [
+    [*TORCH["RAdam"], "precision=fp16_dynamic", "distributed=ddp"],
+    [*TIMM["lion"], "precision=fp32", "distributed=fsdp2"],
+    [*TORCH["RAdam"], *GROUPS, FROZEN, "precision=fp16_dynamic", "distributed=fsdp2", "train.ema_decay=0.9"],
+    ["optimizer=sgd", *GROUPS, FROZEN, "precision=fp16_dynamic", "distributed=ddp"],
+]
+OTHERS = [
+    *([*words, "precision=fp32", "distributed=ddp"] for words in {**TORCH, **TIMM}.values()),
+    [*TORCH["Muon"], "precision=fp16_dynamic", "distributed=ddp"],
+    *([*TORCH[name], "precision=fp32", "distributed=fsdp2"] for name in ("RAdam", "NAdam", "Adadelta")),
+    ["optimizer=adamw", *GROUPS, FROZEN, "precision=amp_dynamic", "distributed=fsdp2"],
+]
+
+
 @pytest.mark.distributed
-def test_two_ranks_equal_one():
-    cases = [
-        *([*BASE, *words, "precision=fp32", "distributed=ddp"] for words in {**TORCH, **TIMM}.values()),
-        *([*BASE, *TORCH[name], "precision=fp16_dynamic", "distributed=ddp"] for name in ("RAdam", "Muon")),
-        *([*BASE, *TORCH[name], "precision=fp32", "distributed=fsdp2"] for name in ("RAdam", "NAdam", "Adadelta")),
-        [*BASE, *TIMM["lion"], "precision=fp32", "distributed=fsdp2"],
-        [*BASE, *TORCH["RAdam"], *GROUPS, FROZEN, "precision=fp16_dynamic", "distributed=fsdp2", "train.ema_decay=0.9"],
-        [*BASE, "optimizer=adamw", *GROUPS, FROZEN, "precision=amp_dynamic", "distributed=fsdp2"],
-        [*BASE, "optimizer=sgd", *GROUPS, FROZEN, "precision=fp16_dynamic", "distributed=ddp"],
-    ]
+@pytest.mark.parametrize("cases", [CASES, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
+def test_two_ranks_equal_one(cases):
+    cases = [[*BASE, *words] for words in cases]
     for case, answers in zip(cases, trained_by(2, *cases, timeout=280), strict=True):
         signs = any(name in case for name in ("optimizer.name=lion", "optimizer.name=Muon"))  # which magnify roundings
         alone = trained_alone(*(word for word in case if "distributed" not in word), "train.accumulate=2")

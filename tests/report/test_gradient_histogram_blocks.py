@@ -29,6 +29,7 @@ class Part:
         )
 
 
+@pytest.mark.long
 def test_histograms_are_shown_against_the_range_of_fp16(tmp_path, drawn):
     part = Part(make_looked_at(tmp_path / "run", scale=1.0, precision="fp32"))
     assert list(part.drawn)[-4:] == ["exponents-gradients", "exponents", "forecast", "looks"]
@@ -42,6 +43,7 @@ def test_histograms_are_shown_against_the_range_of_fp16(tmp_path, drawn):
     assert "Gradients were recorded in FP16 only" not in part.text
 
 
+@pytest.mark.long
 def test_gradients_are_drawn_twice_where_they_carry_a_scale(tmp_path, drawn):
     half = [look(1, {"a": counted([2.0**-24, 2.0**-20, 1.0], "float16")})]  # of a run without a scale
     for name, records, twice in (("scaled", sampled_steps(scale=4096.0, dtype="float16"), True), ("half", half, False)):

@@ -339,6 +339,7 @@ def test_a_page_that_was_tampered_with_loads_and_runs_nothing(tmp_path):
         assert len([text for text in page.complaints if "Content Security Policy" in text]) >= 3
 
 
+@pytest.mark.slow
 def test_a_run_of_many_steps_has_a_small_page_that_answers_soon_and_keeps_its_spike(tmp_path):
     path = make_run(tmp_path / "run", steps=2000, overflows={9: "unexpected"})
     record = path / "steps.jsonl"

@@ -3,6 +3,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import matplotlib as mpl
+import pytest
 from loops import each
 from report.folders import HOSTILE
 
@@ -33,6 +34,7 @@ def test_a_figure_stands_for_itself():
     assert not re.search(r'<svg[^>]* (width|height)="', element)
 
 
+@pytest.mark.long
 @each("text", [text for text in HOSTILE if text.strip()])
 def test_whatever_a_name_contains_is_drawn_as_that_text(text):
     tree = ET.fromstring(sample(text=text))

@@ -108,6 +108,7 @@ def test_a_long_run_is_written_in_seconds_and_stays_small(tmp_path):
     assert "20,000 steps" in written.html.read_text()
 
 
+@pytest.mark.long
 def test_reports_never_import_torch(tmp_path):
     run, sweep = make_run(tmp_path / "run"), make_sweep(tmp_path / "sweep", [(("seed=0",), "done", {})])
     compared = tmp_path / "compared"

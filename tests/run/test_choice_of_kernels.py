@@ -91,6 +91,7 @@ def settings():
     return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads()
 
 
+@pytest.mark.long
 def test_settings_of_one_command_do_not_reach_the_next_in_the_same_process(tmp_path):
     before = settings()
     words = ("train.deterministic=true", f"threads={before[2] + 1}")

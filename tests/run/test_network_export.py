@@ -66,8 +66,15 @@ def evaluated(words, dtype=torch.float32, average=True):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("form", ["onnx", "torch_export"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [
+        (torch.float16, "onnx"),
+        (torch.float32, "torch_export"),
+        pytest.param(torch.float32, "onnx", marks=pytest.mark.slow),
+        pytest.param(torch.float16, "torch_export", marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_without_mptrain_gets_the_same_answers_for_any_number_of_samples(form, dtype):
     train(*AVERAGED)
     done = export_run("r", dtype=dtype, form=form)

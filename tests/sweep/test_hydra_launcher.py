@@ -59,6 +59,7 @@ def ask(composer, folder, *words):
     return started
 
 
+@pytest.mark.long
 def test_batches_are_one_sweep_and_their_metrics_are_the_answers(asking, composer, tmp_path):
     asking.batches = ([["seed=0"], ["seed=9"]], [["seed=9", "precision=fp32"]])
     assert ask(composer, tmp_path, "seed=0,9") == [[0, 1], [2]]
@@ -99,6 +100,7 @@ def test_a_run_without_a_metric_is_a_failure_to_a_sweeper(asking, composer, tmp_
         _ = asking.answers[0][0].return_value
 
 
+@pytest.mark.long
 def test_asked_for_the_same_again_it_answers_from_the_record(asking, composer, tmp_path):
     asking.batches = ([["seed=0"], ["seed=9"]],)
     ask(composer, tmp_path)

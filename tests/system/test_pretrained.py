@@ -53,6 +53,7 @@ def keep(tmp_path, repository, name, tensors):
     safetensors.torch.save_file(tensors, folder / "snapshots" / ("0" * 40) / name)
 
 
+@pytest.mark.long
 def test_without_network_one_line_says_where_the_file_belongs_and_nobody_waits(tmp_path):
     begun = time.monotonic()
     for words, place in (
@@ -217,6 +218,7 @@ def test_weights_of_another_architecture_are_a_warning(tmp_path):
         assert not any("tensors loaded" in note for note in parts.notes)
 
 
+@pytest.mark.long
 def test_state_dicts_of_the_libraries_are_weights_in_both_formats(tmp_path):
     donor = timm.create_model("resnet10t", num_classes=10, in_chans=1)
     safetensors.torch.save_file(donor.state_dict(), tmp_path / "timm.safetensors")

@@ -126,6 +126,7 @@ def test_random_transforms_follow_seed_epoch_and_index(own):
     loader.close()
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_same_samples(own, monkeypatch):
     monkeypatch.setattr(small_runs, "compose", partial(small_runs.compose, config_dirs=[own / "my"]))
     whole, resumed = small_runs.whole_and_resumed(own, *WORDS, "dataset=parts", after=7)

@@ -155,6 +155,7 @@ def test_first_losses_of_faster_rcnn_are_those_of_equal_classes(regions):
     assert losses["loss_classifier"].tolist() == pytest.approx([math.log(91)] * 2, rel=0.08)
 
 
+@pytest.mark.long
 def test_faster_rcnn_learns_background_from_an_empty_image(regions):
     regions.zero_grad()
     losses = regions(torch.randn(2, 3, 64, 64), torch.zeros(2, 1, 4), torch.full((2, 1), -1))

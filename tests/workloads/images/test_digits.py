@@ -54,6 +54,7 @@ def test_stated_mean_and_std_are_those_of_the_training_images():
     assert pytest.approx(pixels.std().item(), abs=5e-5) == module.STD
 
 
+@pytest.mark.long
 def test_reading_imports_neither_scikit_learn_nor_torchvision():
     script = (
         "import sys; from mptrain.workloads.images.datasets.digits import load_digits; load_digits();"

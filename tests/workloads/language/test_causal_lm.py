@@ -48,6 +48,7 @@ def test_the_doctor_examines_an_architecture(tmp_path, name):
     assert "compared: one step of 4 samples" in done.stdout
 
 
+@pytest.mark.long
 @each(("name", "dropout"), [("gpt2", "attn_pdrop"), ("mixtral", "attention_dropout")])
 @each(("precision", "dtype"), [("amp_bf16", "bfloat16"), ("fp16_dynamic", "float16")])
 def test_every_product_has_the_promised_dtype(name, dropout, precision, dtype):
@@ -59,6 +60,7 @@ def test_every_product_has_the_promised_dtype(name, dropout, precision, dtype):
     assert not any(row["operator"] == "_grouped_mm" for row in operators)
 
 
+@pytest.mark.long
 def test_logits_and_weights_are_those_of_the_library(tmp_path):
     done = run_in_process(*words_of("gpt2", "fp16_dynamic", "train.ema_decay=0.9", "run.name=r"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
