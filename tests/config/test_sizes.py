@@ -110,7 +110,7 @@ def stated(option):
     return sum(number(part) for part in found["count"].split(" + ")), found["facts"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @each("name", MODELS)
 def test_a_model_has_as_many_parameters_as_its_file_says(name):
     count, words = stated(MODELS[name])

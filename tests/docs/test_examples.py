@@ -53,7 +53,7 @@ def test_the_notebook_is_stored_without_outputs():
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CELLS)
 
 
-@pytest.mark.process
+@pytest.mark.workload
 def test_a_model_and_a_data_set_of_ones_own_train(tmp_path):
     said = output_of("own_parts.py", tmp_path)
     assert "net-parity-amp_bf16" in said

@@ -77,7 +77,7 @@ def output_of(folder, tests):
     ).stdout
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_a_mode_that_a_gpu_does_not_have_is_skipped_and_no_other_refusal(tmp_path):
     output = output_of(tmp_path, OLDER_DEVICES)
     assert "2 failed, 1 passed, 3 skipped" in output, output
@@ -85,7 +85,7 @@ def test_a_mode_that_a_gpu_does_not_have_is_skipped_and_no_other_refusal(tmp_pat
     assert "has no TF32 (requires 8.0 or later)" in output
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch._C, "_cuda_set_sync_debug_mode"), reason="needs a build for CUDA")
 def test_no_test_leaves_its_settings_to_the_next(tmp_path):
     output = output_of(tmp_path, SYNC_MODE)

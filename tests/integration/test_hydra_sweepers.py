@@ -73,6 +73,7 @@ def sweep_of(folder):
     return json.loads((folder / "outputs" / "mine" / "sweep.json").read_text())
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_jobs_and_the_same_words_use_moving_the_search(folder):
     words = (*SEARCH, "run.resume=auto", "hydra.sweeper.factor=0.5", "optimizer.lr=0.000001,0.1", "log.seconds=0.05")
     process = subprocess.Popen(

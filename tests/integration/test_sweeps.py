@@ -252,7 +252,11 @@ smoke: [train.epochs=1]
 
 
 @pytest.mark.parametrize(
-    ("deed", "child"), [("compare", False), ("reproduce", True)], ids=["compare, parent", "reproduce, child"]
+    ("deed", "child"),
+    [
+        pytest.param("compare", False, marks=pytest.mark.slow, id="compare, parent"),
+        pytest.param("reproduce", True, id="reproduce, child"),
+    ],
 )
 def test_a_comparison_and_a_recipe_go_on_after_a_sigkill(folder, deed, child):
     (folder / "recipe").mkdir()

@@ -94,7 +94,7 @@ def test_replicas_of_shards_are_counted_once(tmp_path):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("micro", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_records_of_sharded_parameters_are_merged_when_they_are_read(micro, tmp_path):
     run, norms = on_two_ranks(tmp_path / "run", "shards", micro)
     steps = list(run.steps())

@@ -19,7 +19,7 @@ BASE = [
     "inject.count=2",
 ]
 TENSORS = ("input", "activation:3", "gradient:3.weight", "reduced_gradient:3.weight")
-KINDS = ("ddp", "fsdp2")
+KINDS = (pytest.param("ddp", marks=pytest.mark.slow), "fsdp2")
 
 
 @pytest.mark.parametrize("kind", KINDS)

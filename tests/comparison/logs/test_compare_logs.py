@@ -253,7 +253,7 @@ def share(counted, draws, bound):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["normal", "skewed", "heavy tails", slow("rare collapses")])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_claims_are_false_no_more_often_than_they_say(shape, sizes):
     """At the margin equivalence is claimed, and of equal arms a difference, in 5 % of the cases at most."""
@@ -271,7 +271,7 @@ def test_claims_are_false_no_more_often_than_they_say(shape, sizes):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", ["normal", "heavy tails", "rare collapses"])
+@pytest.mark.parametrize("shape", ["normal", "heavy tails", slow("rare collapses")])
 @pytest.mark.parametrize("pairs", [2, 3, 5, 8, slow(20)])
 def test_claims_on_pairs_are_false_no_more_often_than_they_say(shape, pairs):
     draws, count = np.random.default_rng(5), 2000

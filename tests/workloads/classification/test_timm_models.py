@@ -110,7 +110,7 @@ def test_starting_listing_and_composing_import_no_library(tmp_path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_compiled_networks_train(tmp_path):
     words = words_of_a_run("test_vit", "fp32", "train.compile=true", "threads=1")
     done = run_command(*words, cwd=tmp_path, timeout=280)

@@ -78,7 +78,7 @@ def test_logits_and_weights_are_those_of_the_library(tmp_path):
     assert theirs.lm_head.weight is theirs.transformer.wte.weight
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_with_dropout_resumes_bit_for_bit(tmp_path):
     words = words_of("gpt2", "fp16_dynamic", "model.config.resid_pdrop=0.1", "model.config.attn_pdrop=0.1")
     whole, resumed = whole_and_resumed(tmp_path, *words, after=2)
