@@ -21,10 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PROC = Path("/proc")
-_has_frozen = False
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 #: Name of the loopback network interface.
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+_has_frozen = False  # by dropping_nothing
 
 
 def usable_cores() -> int:

@@ -71,9 +71,10 @@ def test_reading_imports_neither_scikit_learn_nor_torchvision():
         b"not gzip",
         gzip.compress(b"1,2,3\n"),
         gzip.compress(b"x," * 64 + b"0\n"),
+        gzip.compress(b"#" + b"0," * 64 + b"0\n" + b"0," * 64 + b"0\n"),
         gzip.compress(b"1" * 9)[:-9],
     ],
-    ids=["empty", "not gzip", "too few columns", "not a number", "cut short"],
+    ids=["empty", "not gzip", "too few columns", "not a number", "commented out", "cut short"],
 )
 def test_a_damaged_file_is_named(tmp_path, content):
     path = tmp_path / "digits.csv.gz"

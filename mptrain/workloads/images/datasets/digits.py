@@ -72,7 +72,8 @@ def read_digits(path: Path) -> tuple[Tensor, Tensor]:
     """
     try:
         rows = gzip.decompress(path.read_bytes()).split()
-        table = torch.from_numpy(np.loadtxt(rows or [b"no rows"], np.float32, delimiter=",")).view(-1, 65)
+        numbers = np.loadtxt(rows or [b"no rows"], np.float32, delimiter=",", comments=None)
+        table = torch.from_numpy(numbers).view(-1, 65)
     except (OSError, EOFError, zlib.error, ValueError, RuntimeError) as error:
         raise DataError(f"{path} is damaged: {error}", "reinstall scikit-learn") from error
     grey, labels = table[:, :64], table[:, 64]
