@@ -9,7 +9,7 @@ to floating-point precision.
 from __future__ import annotations
 
 import math
-import statistics
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -36,6 +36,18 @@ def rounding_spread(*steps: float) -> float:
     return math.hypot(*steps) / math.sqrt(12)
 
 
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of finite values and their standard deviation over n - 1, which is NaN for a single value.
+
+    Deviations are first taken from one of the values. So equal values have exactly their mean and no spread, and no
+    digits are lost where the spread is small; and no square overflows.
+    """
+    from_first = [value - values[0] for value in values]
+    shift = sum(from_first) / len(values)
+    spread = math.hypot(*(one - shift for one in from_first))
+    return values[0] + shift, spread / math.sqrt(len(values) - 1) if len(values) > 1 else math.nan
+
+
 def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float = 0.0) -> Interval:
     """Return the mean of a normal sample with its confidence interval mean ± t(level, n - 1) s / sqrt(n).
 
@@ -50,10 +62,9 @@ def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float 
     value, or one is not finite.
     """
     _require_finite(values)
-    mean = float(statistics.mean(values))  # exact arithmetic, as for the spread: the mean of equal values is that value
+    mean, spread = mean_and_spread(values)
     if len(values) == 1:
         return Interval(mean, math.nan, math.nan, math.nan, 1, level)
-    spread = float(statistics.stdev(values))
     half = _student((1 + level) / 2, len(values) - 1) * math.hypot(spread, rounding) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half, spread, len(values), level)
 
@@ -117,11 +128,12 @@ def looks_skewed(values: Sequence[float]) -> bool:
 
     Skewness is the third standardized moment. A t test of a normal shape holds for any spread, but not for a long tail.
     """
-    if len(values) < 4 or min(values) == max(values):
+    n = len(values)
+    mean, spread = mean_and_spread(values)
+    if n < 4 or spread <= sys.float_info.epsilon * abs(mean):  # equal, but for rounding errors
         return False
-    from scipy import stats  # takes half a second to import, and sweeps do not need it
-
-    return bool(abs(stats.skew(values)) > 1)
+    skewness = math.fsum(((value - mean) / spread) ** 3 for value in values) / n * math.sqrt(n / (n - 1)) ** 3
+    return abs(skewness) > 1
 
 
 def bootstrap_p(differences: Sequence[float], margin: float, rounding: float = 0.0, side: int = 0) -> float:
@@ -132,7 +144,8 @@ def bootstrap_p(differences: Sequence[float], margin: float, rounding: float = 0
     drawn from a fixed seed; those without spread are left out. There are at least two finite differences, not all
     equal.
     """
-    values = np.asarray(differences, dtype=np.float64)
+    unit = math.ldexp(1.0, math.frexp(mean_and_spread(differences)[1])[1])  # a power of two near the spread
+    values, margin, rounding = np.asarray(differences, np.float64) / unit, margin / unit, rounding / unit
     drawn = np.random.default_rng(0).choice(values, (9_999, len(values)))
     errors = np.hypot(drawn.std(1, ddof=1), rounding) / math.sqrt(len(values))
     t = (drawn.mean(1) - values.mean())[errors > 0] / errors[errors > 0]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from loops import each
 from scipy import stats
 
@@ -13,6 +17,7 @@ from mptrain.comparison.statistics import (
     MOST_PAIRS,
     _student,
     equivalence,
+    mean_and_spread,
     mean_interval,
     pairs_for_power,
     ratio_interval,
@@ -172,10 +177,24 @@ def test_the_spread_of_rounding_is_that_of_simulated_rounding():
     assert rounding_spread(0.0, 0.0) == 0.0
 
 
+@given(st.lists(st.floats(-1e300, 1e300), min_size=2, max_size=20))
+def test_mean_and_spread_are_those_of_exact_arithmetic(values):
+    exact = [Fraction(value) for value in values]
+    mean, spread = mean_and_spread(values)
+    most = max(map(abs, values))
+    assert abs(mean - statistics.mean(exact)) <= 1e-14 * most
+    assert spread == pytest.approx(statistics.stdev(exact), rel=1e-12, abs=1e-15 * most)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(2, 50))
+def test_equal_values_have_their_mean_and_no_spread(value, count):
+    assert mean_and_spread([value] * count) == (value, 0)
+
+
 def test_rounding_is_added_to_the_spread_in_intervals_tests_and_power():
     values, rounding = [0.004, 0.001, 0.002], 0.001
-    spread = math.hypot(stats.tstd(values), rounding)
     found, equal = mean_interval(values, 0.95, rounding), equivalence(values, 0.01, rounding=rounding)
+    spread = math.hypot(found.spread, rounding)
     assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 2) * spread / math.sqrt(3))
     assert found.spread == pytest.approx(stats.tstd(values))
     assert equal.high - found.mean == pytest.approx(stats.t.ppf(0.95, 2) * spread / math.sqrt(3))

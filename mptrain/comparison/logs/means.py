@@ -8,14 +8,13 @@ has 2 values and the other 20, and never more than 5 % with these. So all tests 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import numpy as np
 from scipy import special
 
 from mptrain.comparison.results import Interval
-from mptrain.comparison.statistics import fewest
+from mptrain.comparison.statistics import fewest, mean_and_spread
 
 #: Draws of a simulation of power: its standard error is below half a point.
 _DRAWS = 20_000
@@ -34,29 +33,30 @@ def difference_of_means(
     ``n`` of the result is the size of the smaller sample; its ``spread`` is NaN, as each sample has its own.
     """
     samples = [values] if isinstance(reference, int | float) else [values, reference]
-    other = reference if isinstance(reference, int | float) else statistics.mean(reference)
+    means, spreads = zip(*map(mean_and_spread, samples), strict=True)
+    mean = means[0] - (means[1] if len(means) == 2 else reference)
+    errors = (math.hypot(*both) / math.sqrt(len(one)) for one, *both in zip(samples, spreads, rounding, strict=False))
     n = min(map(len, samples))
-    mean = float(statistics.mean(values) - other)
-    variances = ((statistics.variance(one) + by**2) / len(one) for one, by in zip(samples, rounding, strict=False))
-    error = math.sqrt(sum(variances))
-    half = float(special.stdtrit(n - 1, (1 + level) / 2)) * error
+    half = float(special.stdtrit(n - 1, (1 + level) / 2)) * math.hypot(*errors)
     return Interval(mean, mean - half, mean + half, math.nan, n, level)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def power_of_equivalence(
     spreads: Sequence[float], runs: Sequence[int], margin: float, alpha: float, *, one_sided: bool = False
 ) -> float:
     """Return the probability that two equal arms are found equivalent, or with ``one_sided`` one not inferior.
 
     ``spreads`` are the standard deviations over runs of both arms, or the one of paired differences, all taken to be
-    normal, and ``runs`` their numbers, each at least 2. By simulation from a fixed seed.
+    normal, and ``runs`` their numbers, each at least 2. By simulation from a fixed seed. Spreads near the largest float
+    overflow, and the power is 0, as it is of far smaller ones.
     """
     draws = np.random.default_rng(0)
-    difference, variance = np.zeros(_DRAWS), np.zeros(_DRAWS)
+    difference, error = np.zeros(_DRAWS), np.zeros(_DRAWS)
     for spread, n in zip(spreads, runs, strict=True):
         difference += draws.standard_normal(_DRAWS) * spread / math.sqrt(n)
-        variance += spread**2 / n * draws.chisquare(n - 1, _DRAWS) / (n - 1)
-    half = float(special.stdtrit(min(runs) - 1, 1 - alpha)) * np.sqrt(variance)
+        error = np.hypot(error, spread * np.sqrt(draws.chisquare(n - 1, _DRAWS) / (n * (n - 1))))
+    half = float(special.stdtrit(min(runs) - 1, 1 - alpha)) * error
     below, above = difference + half < margin, difference - half > -margin
     return float(np.mean(below if one_sided else below & above))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,9 @@ _SEED = "\ue000"
 
 #: Fewer values may be equal in two runs by chance.
 _FEW = 10
+
+#: Larger values count as infinite, because differences of them may be.
+_LARGEST = 1e300
 
 #: Number of values at the end of a log by which its rounding is told.
 _LOOKED_AT = 200
@@ -169,7 +173,10 @@ def _run(curve: Curve, seed: str, at: _Point) -> LoggedRun:
         raise DataError(
             f"{curve.path} has {counted(until, 'value')}, not {at.values:,}", "choose a smaller --at last=N"
         )
-    value = float(np.mean(curve.values[until - at.values : until]))
+    with np.errstate(over="ignore"):
+        value = float(np.mean(curve.values[until - at.values : until]))
+    if abs(value) > _LARGEST:
+        value = math.copysign(math.inf, value)
     step = rounding_step(curve.values[-_LOOKED_AT:].tolist())
     return LoggedRun(curve.path, curve.form, curve.digest, at.step, value, seed, step)
 

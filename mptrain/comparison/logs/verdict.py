@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -18,7 +17,14 @@ from mptrain.comparison.logs.means import (
 from mptrain.comparison.logs.question import Question
 from mptrain.comparison.logs.runs import LoggedRun
 from mptrain.comparison.results import Interval
-from mptrain.comparison.statistics import bootstrap_p, looks_skewed, mean_interval, rounding_spread, unseen_share
+from mptrain.comparison.statistics import (
+    bootstrap_p,
+    looks_skewed,
+    mean_and_spread,
+    mean_interval,
+    rounding_spread,
+    unseen_share,
+)
 
 Word = Literal[
     "reference", "equivalent", "better", "worse", "not inferior", "beats target", "misses target", "undecided"
@@ -137,9 +143,9 @@ class _Samples:
     def spreads(self) -> tuple[float, ...]:
         """Return the standard deviation of each independent sample: of the differences, or of both arms."""
         if self.paired:
-            return (math.hypot(statistics.stdev(self.differences), *self.rounding),)
+            return (math.hypot(mean_and_spread(self.differences)[1], *self.rounding),)
         both = zip((self.values, self.others), self.rounding, strict=True)
-        return tuple(math.hypot(statistics.stdev(some), by) for some, by in both)
+        return tuple(math.hypot(mean_and_spread(some)[1], by) for some, by in both)
 
 
 def _samples(runs: Sequence[LoggedRun], reference: Sequence[LoggedRun], *, paired: bool) -> _Samples:
@@ -240,7 +246,7 @@ def _overturned_at(arm: LoggedArm, reference: Sequence[LoggedRun], question: Que
     if arm.verdict == "undecided" or question.paired or len(values) < len(arm.runs):
         return math.nan
     worse = 1.0 if question.lower_is_better else -1.0
-    mean, step = statistics.mean(values), _rounded_to(arm.runs)
+    mean, step = mean_and_spread(values)[0], _rounded_to(arm.runs)
 
     def changes(by: float) -> bool:
         value = round((mean + by) / step) * step if step else mean + by  # as the log would round it
@@ -291,7 +297,7 @@ def _too_few(samples: _Samples, question: Question, alpha: float) -> str:
     many, by = max(zip((samples.values, samples.others), samples.rounding, strict=True), key=lambda one: len(one[0]))
     if len(many) < 2 or question.paired:
         return f"{why}: give two or more of each"
-    spread = math.hypot(statistics.stdev(many), by)
+    spread = math.hypot(mean_and_spread(many)[1], by)
     needed = runs_for_power((spread, spread), question.margin, alpha, one_sided=question.form == "not inferior")
     as_others = f"if they differ as those of the other arm (standard deviation {spread:.3g})"
     return f"{why}; {as_others}, {_runs_in_words(needed, question)}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import signal
 
 from mptrain.comparison.logs import verdict
@@ -227,11 +230,14 @@ def arm_of(runs):
     return LoggedArm("arm", tuple(runs), None, None, math.nan, None, math.nan, math.nan, "reference", "")
 
 
-def judged(values, reference, question, alpha=0.05):
+def judged(values, reference, question, alpha=0.05, *, planned=False):
     runs, others = (
         [LoggedRun("", "", "", 1, value, f"{seed}") for seed, value in enumerate(some)] for some in (values, reference)
     )
-    return verdict._against(arm_of(runs), others, question, alpha, planned=False).verdict
+    return verdict._against(arm_of(runs), others, question, alpha, planned=planned).verdict
+
+
+FINITE = st.floats(-1e300, 1e300)
 
 
 def slow(*values):
@@ -250,6 +256,23 @@ SIZES = [(2, 2), (3, 3), (5, 5), (2, 5), (3, 8), *map(slow, [(8, 8), (20, 20), (
 def share(counted, draws, bound):
     """Whether a share is within a bound, up to three standard errors of the simulation."""
     return counted / draws <= bound + 3 * math.sqrt(bound * (1 - bound) / draws)
+
+
+@pytest.mark.filterwarnings("error")
+@given(
+    st.lists(st.tuples(FINITE, FINITE), min_size=2, max_size=14),
+    st.sampled_from(["equivalent", "not inferior"]),
+    st.booleans(),
+)
+def test_finite_numbers_of_any_size_are_judged(pairs, form, paired):
+    values, others = map(list, zip(*pairs, strict=True))
+    assert judged(values, others, asked(margin=0.1, form=form, paired=paired), planned=True) in get_args(verdict.Word)
+
+
+def test_numbers_near_the_largest_count_as_infinite(tmp_path):
+    found = compare_logs(logs(tmp_path, full=REFERENCE, half=[3.3, 1e301, -1.7e308]), ASKED).arms[1]
+    assert found.verdict == "undecided"
+    assert found.why.startswith("2 of 3 runs of it and 0 of 4 of the reference are not finite there")
 
 
 @pytest.mark.long
