@@ -104,7 +104,7 @@ def assemble(
         weights=weights,
         freeze=freeze,
         learners=learners,
-        yaml=_as_yaml(general, targets, {**sections, "learners": learner_nodes}, model_options, chosen),
+        tree=_whole_tree(general, targets, {**sections, "learners": learner_nodes}, model_options, chosen),
         overrides=overrides,
         chosen=chosen,
         model_defaults=defaults,
@@ -323,20 +323,20 @@ def _touches_targets(words: ParsedOverrides) -> bool:
     return any(word.key_or_group.split(".")[0] in (*TARGET_GROUPS, "extensions") for word in words.values)
 
 
-def _as_yaml(
+def _whole_tree(
     general: Any,
     targets: dict[str, Target],
     sections: dict[str, Any],
     model_options: dict[str, Any],
     chosen: dict[str, str],
-) -> str:
+) -> dict[str, Any]:
     nodes = {
         group: {"_target_": target.path, **cast("dict[str, Any]", _plain({**target.arguments, **target.options}))}
         for group, target in targets.items()
     }
     nodes["model"].update(model_options)
     tree = {**_plain(general), **nodes, **{name: _plain(value) for name, value in sections.items()}}
-    return OmegaConf.to_yaml(OmegaConf.create(masked({**tree, "chosen": chosen})))
+    return cast("dict[str, Any]", masked({**tree, "chosen": dict(chosen)}))
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -36,6 +36,12 @@ from mptrain.system.errors import ConfigError, Problem, StorageError
 
 #: Hint for ``--config-dir``.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
+
+#: Merged files and the map from group to option, for each choice of options.
+_Merged: TypeAlias = dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]]
+
+#: Those of mptrain's own files, which do not change while a process runs, by folder and name of the top-level file.
+_OURS: dict[tuple[Path, str], _Merged] = {}
 
 #: Exceptions that Hydra, OmegaConf and PyYAML raise for invalid files and overrides.
 COMPOSITION_ERRORS = (
@@ -69,7 +75,7 @@ def reload_watched(text: str, overrides: Sequence[str] = ()) -> Config:
     own = [f"scaler.{key}={value}" for key, value in rule.items()]
     scaler = ["scaler=torch", *own] if rule else ["scaler=none", "scaler.on_overflow=apply"]
     config = compose([f"precision={precision}", *scaler])
-    return reload(config.yaml, overrides)
+    return recompose(config.tree, overrides)
 
 
 def reload(
@@ -101,6 +107,17 @@ def reload(
             "the run was trained by a loop that mptrain.watch recorded: it has no configuration and no checkpoints",
             "report, recommend, replay and compare read it; mptrain.diagnose(model, loss_fn, batch) examines a step",
         )
+    return recompose(tree, overrides, allow=allow, fetch=fetch)
+
+
+def recompose(
+    tree: dict[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    allow: Sequence[str] = (),
+    fetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Config:
+    """Apply overrides to a whole configuration (`Config.tree`), as `reload` does to the text of a saved one."""
     node = OmegaConf.create(tree)
     composer = Composer()
     words = read(overrides, composer.catalogue)
@@ -126,7 +143,7 @@ def reload(
 
 
 class Composer:
-    """Composer of command lines into configurations, over fixed folders of YAML files; caches merged files for sweeps.
+    """Composer of command lines over fixed folders of YAML files, merged once for each choice of options.
 
     Args:
         config_dirs: Folders with further groups and options, searched after mptrain's own.
@@ -161,7 +178,7 @@ class Composer:
             there_is = ", ".join(self.catalogue.tops)
             raise ConfigError(f"--config-name {self.name}: no such file", f"choose one of {there_is}")
         self._require_own_places()
-        self._merged: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+        self._merged: _Merged = {} if config_dirs else _OURS.setdefault((folders[0], self.name), {})
 
     def compose(self, overrides: Sequence[str]) -> Config:
         """Compose and check the configuration of one command line."""

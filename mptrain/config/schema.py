@@ -6,10 +6,12 @@ Code that receives a `Config` never sees a DictConfig. Nothing here reads files 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
+from omegaconf import OmegaConf
 from pydantic import StringConstraints
 
 from mptrain.config.targets import Target
@@ -142,7 +144,7 @@ class Config:
         weights: File or run with the initial weights; None draws them from the seed.
         freeze: Patterns of the parameters that are not trained.
         learners: Settings of single learners, by name; see `for_learner`.
-        yaml: The whole configuration as YAML text, resolved, as `mptrain.config.compose.reload` reads it.
+        tree: The whole configuration as plain dicts, lists and values, resolved, with secrets masked.
         overrides: The ``KEY=VALUE`` words of the command line.
         flags: The flags that name further folders or another top-level file, as words; empty for a saved configuration.
         chosen: Maps group to the chosen option, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``. If an
@@ -173,12 +175,17 @@ class Config:
     weights: Path | None = None
     freeze: tuple[str, ...] = ()
     learners: dict[str, LearnerChoices] = field(default_factory=dict)
-    yaml: str = ""
+    tree: dict[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     chosen: dict[str, str] = field(default_factory=dict)
     model_defaults: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def yaml(self) -> str:
+        """The `tree` as YAML text, as `mptrain.config.compose.reload` reads it."""
+        return OmegaConf.to_yaml(OmegaConf.create(self.tree))
 
     @property
     def model_title(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mptrain.build.parts import build
-from mptrain.config.compose import reload
+from mptrain.config.compose import recompose
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
@@ -36,7 +36,7 @@ def with_overrides(config: Config, *words: str) -> Config:
 
     Code and downloads that it allows stay allowed. Raises ConfigError if the overrides are invalid for it.
     """
-    return reload(config.yaml, words, allow=config.extensions.allow, fetch=allowed_downloads(config))
+    return recompose(config.tree, words, allow=config.extensions.allow, fetch=allowed_downloads(config))
 
 
 def with_fp32_values(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:

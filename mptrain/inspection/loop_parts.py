@@ -15,13 +15,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.config.compose import compose, reload
+from mptrain.config.compose import compose, recompose
 from mptrain.config.schema import Config
-from mptrain.config.yaml_files import read_yaml
 from mptrain.integrations.names import unwrapped
 from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.system.errors import ConfigError, instance
@@ -277,5 +275,5 @@ def loop_config(
         for mode in (torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False)):
             restore.enter_context(mode)
         restore.callback(_LOOP.reset, _LOOP.set(Loop(model, loss_fn, batch, optimizer)))
-        tree = read_yaml(compose((*_WORDS, f"device={device}", *words)).yaml)
-        yield reload(OmegaConf.to_yaml(OmegaConf.create({**tree, **_PARTS})), allow=(__name__,))
+        config = compose((*_WORDS, f"device={device}", *words))
+        yield recompose({**config.tree, **_PARTS}, allow=(__name__,))

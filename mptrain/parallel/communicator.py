@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +26,7 @@ from mptrain.parallel.rank_errors import (
     published_error,
 )
 from mptrain.system.errors import MptrainError, Preempted
+from mptrain.system.random_state import seed_everything
 from mptrain.system.torch_private import set_group_timeout
 
 if TYPE_CHECKING:
@@ -315,8 +315,7 @@ class DistributedCommunicator(Communicator):
     @override
     def begin_step(self, seed: int, step: int) -> None:
         word = (seed * 0xD1342543DE82EF95 + (step * self.world_size + self.rank + 1) * _GAMMA) & ((1 << 63) - 1)
-        random.seed(word)
-        torch.manual_seed(word)
+        seed_everything(word)
 
     @contextlib.contextmanager
     def _noticing_loss(self) -> Iterator[None]:

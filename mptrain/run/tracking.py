@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
-
-from omegaconf import OmegaConf
 
 from mptrain.config.schema import Config
 from mptrain.logger import Logger, NoLogger, TrackedRun, TrackerProcess
@@ -43,6 +40,5 @@ def track(config: Config, directory: RunDirectory, name: str, from_step: int, ot
     if isinstance(logger, NoLogger):
         return []
     paths = directory.paths
-    tree = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(config.yaml)))
-    run = TrackedRun(name, paths.root.absolute(), paths.samples.absolute(), tree, from_step)
+    run = TrackedRun(name, paths.root.absolute(), paths.samples.absolute(), config.tree, from_step)
     return [TrackerProcess(logger, run, paths.logger_log, Fanout(others))]

@@ -110,6 +110,17 @@ def use(device: torch.device) -> None:
         torch.accelerator.set_device_index(device)
 
 
+def seed(number: int) -> None:
+    """Seed torch's default generators: the CPU's, and those of this machine's accelerators.
+
+    Without an accelerator `torch.manual_seed` would describe the whole stack for CUDA devices that may come, each time.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
+
 def begun() -> torch.device | None:
     """Return this machine's accelerator if this process has begun to use it; otherwise None."""
     found = torch.accelerator.current_accelerator(check_available=True)

@@ -15,7 +15,7 @@ from mptrain.system import device as devices
 def seed_everything(seed: int) -> None:
     """Seed Python's random generator, and torch's on every device, so that a training run can be reproduced."""
     random.seed(seed)
-    torch.manual_seed(seed)
+    devices.seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -465,9 +465,11 @@ def test_files_are_merged_once_for_many_points(monkeypatch):
     calls = []
     merge = module.hydra_compose
     monkeypatch.setattr(module, "hydra_compose", lambda *args, **kwargs: calls.append(1) or merge(*args, **kwargs))
-    composer = Composer()
-    rates = [composer.compose(["precision=fp32", f"optimizer.lr={rate}"]).optimizer.arguments["lr"] for rate in (1, 2)]
-    assert rates == [1.0, 2.0]
+    monkeypatch.setattr(module, "_OURS", {})
+    composers = Composer(), Composer()
+    words = [["precision=fp32", f"optimizer.lr={rate}"] for rate in (1, 2)]
+    rates = [composer.compose(one).optimizer.arguments["lr"] for composer in composers for one in words]
+    assert rates == [1.0, 2.0, 1.0, 2.0]
     assert len(calls) == 1
 
 
