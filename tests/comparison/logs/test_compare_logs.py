@@ -258,7 +258,6 @@ def share(counted, draws, bound):
     return counted / draws <= bound + 3 * math.sqrt(bound * (1 - bound) / draws)
 
 
-@pytest.mark.filterwarnings("error")
 @given(
     st.lists(st.tuples(FINITE, FINITE), min_size=2, max_size=14),
     st.sampled_from(["equivalent", "not inferior"]),
