@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from mptrain.system import device as devices
+from mptrain.system.machine import dropping_nothing
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -26,6 +27,12 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 def pytest_configure(config):
     if "gpu" not in config.option.markexpr:  # tests of a CPU would train on a GPU that is there
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    with dropping_nothing():  # imports all tests, and what they need
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

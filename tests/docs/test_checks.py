@@ -21,6 +21,13 @@ def test_make_runs_the_commands_of_the_checks():
     assert "pytest" in CHECKS
 
 
+def test_the_tests_of_times_are_where_the_checks_look_for_them():
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"\bmark\.timing\b", path.read_text())]
+    (command,) = (line.partition("#")[0].split() for line in CHECKS if line.startswith("pytest -m timing"))
+    assert marked
+    assert all(path.is_relative_to(ROOT / command[-1]) for path in marked)
+
+
 def test_make_builds_the_site_that_its_own_file_describes():
     (command,) = TARGETS["docs"]
     assert command in (ROOT / "docs/site/mkdocs.yml").read_text()
