@@ -6,6 +6,7 @@ It imports nothing heavy; argparse is imported only if there are options to pars
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -332,13 +333,21 @@ def read_options(options: Sequence[Option], words: Sequence[str]) -> tuple[Names
 
 
 def _spelled_out(options: Sequence[Option], words: Sequence[str]) -> list[str]:
-    """Return the arguments with the long names of options, and with the values of options that need none."""
+    """Return the arguments with the long names of options, and with values that argparse would not take for theirs.
+
+    These are the values of options that need none, and negative numbers such as ``-1e-3``.
+    """
     names = {name: one for one in options for name in (one.name, one.short) if name}
-    spelled = []
+    spelled, is_taken = [], False
     for word, following in zip(words, [*words[1:], "-"], strict=False):
+        if is_taken:
+            is_taken = False
+            continue
         name, equals, value = word.partition("=")
         option = names.get(name)
         if option and option.alone and not equals and (following.startswith(("-", "~")) or "=" in following):
             equals, value = "=", option.alone
+        elif option and option.value and not equals and re.match(r"-\.?\d", following):
+            equals, value, is_taken = "=", following, True
         spelled.append(f"{option.name}{equals}{value}" if option else word)
     return spelled

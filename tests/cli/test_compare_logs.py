@@ -40,6 +40,8 @@ def test_it_prints_verdicts_and_writes_a_certificate(two_arms, tmp_path):
 def test_a_target_needs_no_reference(two_arms, tmp_path):
     done = run_in_process("compare", "--logs", *two_arms, "--metric", "loss", "--target", "3.4", cwd=tmp_path)
     assert done.stdout.count("beats target: mean less target") == 2
+    done = run_in_process("compare", "--logs", *two_arms, "--metric", "loss", "--target", "-1e-3", cwd=tmp_path)
+    assert done.stdout.count("misses target: mean less target") == 2
 
 
 @pytest.mark.parametrize(
