@@ -32,6 +32,7 @@ from mptrain.system.records import as_json
 if TYPE_CHECKING:
     from mptrain.report.forecast_page import Recommendation
     from mptrain.report.run_list import FoundRun
+    from mptrain.run.evaluation import Evaluation
 
 
 class Data(BaseModel):
@@ -463,6 +464,71 @@ class DoctorAnswer(Answer):
     def checked(cls, report: object, verdict: str, classes: dict[str, list[int]], model: Model | None = None) -> Self:
         """Return the data of a checked data set (`mptrain.inspection.data_check.DataReport`), and of a model."""
         return cls(data=DataSet.of(report, verdict=verdict, classes=classes), model=model)
+
+
+class EvaluatedSplit(Data):
+    """Metrics of a split.
+
+    Attributes:
+        split: ``val`` or ``test``.
+        samples: Number of samples.
+        metrics: Values by metric name.
+        intervals: Lower and upper bound of the 95 % confidence interval over the choice of samples, by metric name.
+    """
+
+    split: str
+    samples: int
+    metrics: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+
+
+class ClassAnswers(Data):
+    """Answers of a classifier by class.
+
+    Attributes:
+        split: Name of the split.
+        class_names: Names of the C classes.
+        confusion: Numbers of samples by true class and class that the network said, C rows of C; samples with an output
+            that is not finite are missing.
+        not_finite: Number of these.
+        page: Path of the page, with the most certain mistakes.
+    """
+
+    split: str
+    class_names: tuple[str, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    not_finite: int
+    page: str
+
+
+class EvalAnswer(Answer):
+    """Object that ``mptrain eval --json`` prints.
+
+    Attributes:
+        run: The run directory.
+        checkpoint: ``last`` or ``best``.
+        step: Training steps attempted before the checkpoint.
+        averaged: The averaged weights (``train.ema_decay``) were evaluated.
+        splits: Metrics of each split.
+        notes: Differences in configuration or data between this evaluation and the run, one sentence each.
+        by_class: Answers by class; null without ``--by-class``.
+    """
+
+    SCHEMA = "mptrain.eval/1"
+    run: str
+    checkpoint: Literal["last", "best"]
+    step: int
+    averaged: bool
+    splits: tuple[EvaluatedSplit, ...]
+    notes: tuple[str, ...]
+    by_class: ClassAnswers | None
+
+    @classmethod
+    def evaluated(cls, found: Evaluation, checkpoint: str, page: Path | None) -> Self:
+        """Return the data of an evaluation, and of its page by class."""
+        by_class = ClassAnswers.of(found.by_class, page=str(page)) if found.by_class else None
+        splits = tuple(map(EvaluatedSplit.of, found.records))
+        return cls.of(found, run=str(found.root), checkpoint=checkpoint, splits=splits, by_class=by_class)
 
 
 class ListedRun(Data):

@@ -219,9 +219,14 @@ def _resume(arguments: Namespace) -> int:
     "evaluate the last or best checkpoint of a run",
     RUN,
     OVERRIDES,
-    options=(BEST, RAW, Option("--by-class", "write by-class.html: each class, confusions, and the worst mistakes")),
+    options=(
+        BEST,
+        RAW,
+        Option("--by-class", "write by-class.html: each class, confusions, and the worst mistakes"),
+        JSON,
+    ),
 )
-def _eval(arguments: Namespace) -> int:
+def _eval(arguments: Namespace) -> Outcome:
     """Evaluates a checkpoint of a run.
 
     RUN is its directory, or last for the run that was started last. Keys such as device or precision.eval can be

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mptrain import __version__
+from mptrain.cli import command
 from mptrain.cli.display import PlainLines
 from mptrain.cli.messages import print_rows, say, supports_colour, warn
 from mptrain.config.trust import allow_argument, allowed_packages, search_path
@@ -67,8 +68,8 @@ def resume(run: str, overrides: Sequence[str]) -> int:
 
 def evaluate(
     run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True, by_class: bool = False
-) -> int:
-    """Evaluate a checkpoint of a run on its validation and test data, and print the metrics with confidence intervals.
+) -> command.Outcome:
+    """Evaluate a checkpoint of a run on its validation and test data; return its metrics with confidence intervals.
 
     Args:
         run: The run directory, or ``last`` for the run that was started last.
@@ -77,22 +78,26 @@ def evaluate(
         average: Whether to evaluate the averaged weights, if the run has them.
         by_class: Whether to write a page of a classifier's answers by class into the run's directory.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         MptrainError: The run has no usable checkpoint, or its data or device is missing.
     """
     evaluation = evaluate_run(run, overrides, which, average=average, by_classes=by_class)
-    _say_evaluation(evaluation, which)
-    if evaluation.by_class is not None:
-        _write_by_class(evaluation.root, evaluation.by_class)
-    return EXIT_OK
+    page = _write_by_class(evaluation.root, evaluation.by_class) if evaluation.by_class is not None else None
+
+    def show() -> None:
+        _say_evaluation(evaluation, which)
+        if evaluation.by_class is not None:
+            from mptrain.cli.blocks import print_blocks
+            from mptrain.report.by_class_page import class_table
+
+            print_blocks(class_table(evaluation.by_class.class_names, evaluation.by_class.confusion))
+            say(f"by_class={page}")
+
+    return command.Outcome(EXIT_OK, show, lambda answers: answers.EvalAnswer.evaluated(evaluation, which, page))
 
 
-def _write_by_class(root: Path, found: ByClass) -> None:
-    from mptrain.cli.blocks import print_blocks
-    from mptrain.report.by_class_page import by_class_page, class_table
+def _write_by_class(root: Path, found: ByClass) -> Path:
+    from mptrain.report.by_class_page import by_class_page
     from mptrain.report.report_files import write_page
 
     mistakes = [(one.sample, one.true, one.said, one.probability, one.text) for one in found.mistakes]
@@ -101,9 +106,7 @@ def _write_by_class(root: Path, found: ByClass) -> None:
     )
     if found.pictures:
         write_atomically(root / "by-class-mistakes.png", found.pictures, durable=False)
-    written = write_page(page, root, root / "by-class.html", root / "by-class.md")
-    print_blocks(class_table(found.class_names, found.confusion))
-    say(f"by_class={written.html}")
+    return write_page(page, root, root / "by-class.html", root / "by-class.md").html
 
 
 def _say_evaluation(evaluation: Evaluation, which: str) -> None:

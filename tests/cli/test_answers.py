@@ -130,6 +130,22 @@ def test_a_sweep_and_a_comparison(asked, tmp_path):
     assert (sweep["run"], compared["kind"]) == (None, "comparison")
 
 
+def test_an_evaluation_and_its_answers_by_class(asked, tmp_path):
+    words = ["model=mlp", "dataset.train_samples=64", "train.epochs=1", "run.name=a"]
+    assert run_in_process(*words, cwd=tmp_path).returncode == 0
+    found = asked("eval", "a", "--by-class", "precision.eval=fp32")
+    assert [one["split"] for one in found["splits"]] == ["val", "test"]
+    assert (found["run"], found["checkpoint"], found["step"], found["averaged"]) == ("outputs/a", "last", 2, False)
+    test, by_class = found["splits"][1], found["by_class"]
+    low, high = test["intervals"]["top1"]
+    assert low < test["metrics"]["top1"] < high
+    right = sum(row[place] for place, row in enumerate(by_class["confusion"]))
+    assert right / sum(map(sum, by_class["confusion"])) == test["metrics"]["top1"]
+    assert (tmp_path / by_class["page"]).is_file()
+    assert "precision.eval" in found["notes"][0]
+    assert asked("eval", "a")["by_class"] is None
+
+
 def test_a_recommended_scale_and_too_few_histograms(asked, tmp_path):
     make_looked_at(tmp_path / "enough")
     make_looked_at(tmp_path / "few", sampled_steps(1))
