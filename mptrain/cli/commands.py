@@ -308,7 +308,7 @@ def _export(arguments: Namespace) -> int:
         ),
         Option(
             "--filter",
-            "list only runs that fit, such as status=failed or precision=fp16*; may be repeated",
+            "list only runs that fit, such as status=failed, precision=fp16* or 'top1>0.9'; may be repeated",
             "KEY=PATTERN",
             many=True,
         ),
@@ -323,8 +323,9 @@ def _export(arguments: Namespace) -> int:
 def _runs(arguments: Namespace) -> Outcome:
     """Lists the runs below FOLDER, by default outputs, with status, steps, final metric and overrides.
 
-    KEY of --filter is run (the path), status, started, reason, a group such as model, or a key of the configuration.
-    PATTERN may have *, ? and [...]. --prune never removes a run that is running, or anything outside FOLDER.
+    KEY of --filter is run (the path), status, started, reason, a group such as model, a key of the configuration, or a
+    number that --sort takes. PATTERN may have *, ? and [...]; numbers have <, <=, > and >= too. --prune never removes a
+    run that is running, or anything outside FOLDER.
     """
     from mptrain.cli.runs import list_runs
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,6 +22,9 @@ from mptrain.runlog.run_reader import Run, read_run
 from mptrain.system.errors import StorageError, UsageError, either, suggest
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "killed": "bad", "preempted": "warn"}
+
+#: Comparisons of numbers by the sign of a filter.
+_COMPARE = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class FoundRun:
         return {key: value for key, value in found.items() if type(value) in (int, float) and not math.isnan(value)}
 
     def settings(self) -> dict[str, Any]:
-        """Return what runs are filtered by: path and status, keys of the configuration, and the options of groups."""
+        """Return what else runs are filtered by: path and status, keys of the configuration, and options of groups."""
         own = {"run": self.path, "status": self.status, "reason": self.reason, "started": self.started}
         written = flat(self.run.config)
         chosen = {key.removeprefix("chosen."): value for key, value in written.items() if key.startswith("chosen.")}
@@ -107,31 +112,36 @@ def find_runs(folder: Path) -> tuple[list[FoundRun], list[str]]:
     return sorted(runs, key=lambda run: run.started, reverse=True), notes
 
 
-def filtered(runs: Sequence[FoundRun], patterns: Iterable[str]) -> list[FoundRun]:
-    """Return the runs that fit all patterns ``KEY=PATTERN``, with ``*``, ``?`` and ``[...]`` as in names of files.
+def filtered(runs: Sequence[FoundRun], filters: Iterable[str]) -> list[FoundRun]:
+    """Return the runs that fit all filters: ``KEY=PATTERN``, with ``*``, ``?`` and ``[...]``, or ``KEY>NUMBER``.
 
-    A key is one of ``config.yaml``, such as ``train.epochs``, a group, such as ``precision``, or ``run``, ``status``,
-    ``reason`` or ``started``. Numbers are compared as numbers. A named network also fits by its name,
-    ``model=resnet18``. Raise UsageError if no run has the key.
+    A key is one of ``config.yaml``, such as ``train.epochs``, a group, such as ``precision``, ``run``, ``status``,
+    ``reason`` or ``started``, or a number that runs are sorted by, such as ``top1``. Numbers are compared as numbers. A
+    named network also fits by its name, ``model=resnet18``. Raise UsageError if no run has the key.
     """
-    settings = [run.settings() for run in runs]
+    values = [{**run.numbers(), **run.settings()} for run in runs]
+    known = {name for own in values for name in own}
     kept = list(range(len(runs)))
-    for text in patterns:
-        key, equals, pattern = text.partition("=")
-        if not equals:
-            raise UsageError(f"--filter {text} has no pattern", f"write --filter {text}=PATTERN")
-        known = {name for own in settings for name in own}
+    for text in filters:
+        found = re.fullmatch(r"([^<>=]*)([<>]=?|=)(.*)", text, re.DOTALL)
+        if not found:
+            raise UsageError(f"--filter {text} has no pattern", f"write --filter {text}=PATTERN, or '{text}>NUMBER'")
+        key, sign, pattern = found.groups()
+        if sign != "=" and as_number(pattern) is None:
+            raise UsageError(f"--filter {text}: must end with a number", f"write --filter '{key}{sign}NUMBER'")
         if runs and key not in known:
-            hint = "keys are run, status, groups such as precision, and those of config.yaml, such as train.epochs"
+            hint = "keys are run, status, groups such as precision, those of config.yaml, and numbers such as top1"
             raise UsageError(f"--filter {text}: no run has the key {key!r}", suggest(key, known, hint))
-        kept = [at for at in kept if any(_fits(settings[at].get(name), pattern) for name in (key, f"{key}.name"))]
+        kept = [at for at in kept if any(_fits(values[at].get(name), sign, pattern) for name in (key, f"{key}.name"))]
     return [runs[at] for at in kept]
 
 
-def _fits(value: Any, pattern: str) -> bool:
+def _fits(value: Any, sign: str, pattern: str) -> bool:
     text = value if isinstance(value, str) else show(value)
-    asked = as_number(pattern)
-    return fnmatchcase(text, pattern) or (asked is not None and as_number(text) == asked)
+    own, asked = as_number(text), as_number(pattern)
+    if own is not None and asked is not None and _COMPARE[sign](own, asked):
+        return True
+    return sign == "=" and fnmatchcase(text, pattern)
 
 
 def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:

@@ -66,10 +66,21 @@ def test_all_runs_with_their_status_the_newest_first(runs):
         (("optimizer.lr=1e-3",), "acde"), (("optimizer.lr=0.010",), "b"), (("seed=7",), "d"), (("run=*deep*",), "c"),
         (("reason=*diverged",), "c"), (("train.ema_decay=null",), "abcde"), (("chosen.model=cnn",), "acde"),
         (("seed=8",), ""), (("model=",), ""), (("model=CNN",), ""),
+        (("top1>0.5",), "b"), (("top1>=0.5",), "ab"), (("top1<0.9", "top1>-1e3"), "a"), (("loss<=3",), "ae"),
+        (("top1=0.50",), "a"), (("optimizer.lr>1e-3",), "b"), (("seed<7",), "abce"), (("precision>0",), ""),
     ],
 )  # fmt: skip
 def test_runs_that_fit_all_patterns(runs, patterns, expected):
     assert sorted(names(filtered(runs, patterns))) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("top1", "no pattern"), ("top1>high", "a number"), ("top1<nan", "a number")]
+)
+def test_what_is_no_filter_is_refused_with_one(runs, text, said):
+    with pytest.raises(UsageError, match=said) as raised:
+        filtered(runs, [text])
+    assert "top1" in raised.value.hint
 
 
 def test_a_key_that_no_run_has_is_named_with_one_that_is_meant(runs):
