@@ -17,6 +17,7 @@ from mptrain.comparison.statistics import (
     MOST_PAIRS,
     _student,
     equivalence,
+    looks_skewed,
     mean_and_spread,
     mean_interval,
     pairs_for_power,
@@ -189,6 +190,15 @@ def test_mean_and_spread_are_those_of_exact_arithmetic(values):
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(2, 50))
 def test_equal_values_have_their_mean_and_no_spread(value, count):
     assert mean_and_spread([value] * count) == (value, 0)
+
+
+@each("n", [4, 5, 12, 100])
+def test_values_look_skewed_if_their_skewness_by_scipy_is_beyond_one(n):
+    draws = np.random.default_rng(n)
+    samples = [draws.exponential(1, n) * sign - 2 for sign in (1, -1) for _ in range(200)]
+    found = [looks_skewed(values.tolist()) for values in samples]
+    assert found == [abs(stats.skew(values)) > 1 for values in samples]
+    assert 0 < sum(found) < len(found)
 
 
 def test_rounding_is_added_to_the_spread_in_intervals_tests_and_power():
