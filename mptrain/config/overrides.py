@@ -5,6 +5,7 @@ Knows the catalogue of groups and options, but no keys (`mptrain.config.keys`), 
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -138,6 +139,8 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
 
 def _readable(word: str) -> str:
     """Return the hint for an unreadable override: a power of two as a number, no stray characters, or quotes."""
+    if os.path.exists(word):  # noqa: PTH110 - of a path too long for the file system too
+        return "it is the path of a file or folder: give one of these at a time, and then only KEY=VALUE"
     key, _, value = (part.strip() for part in word.partition("="))
     if not re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII):
         return ""

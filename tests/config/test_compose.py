@@ -540,3 +540,12 @@ def test_files_that_hydra_cannot_place_are_explained(tmp_path):
         assert str(refused.value) == what, word
         assert hint in refused.value.hint, word
     assert compose(["+experiment=fast"], config_dirs=[tmp_path]).train.epochs == 1
+
+
+def test_the_path_of_a_second_run_is_called_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    word = "sweep/001-precision=fp16_dynamic,seed=0"
+    (tmp_path / word).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="cannot be read") as raised:
+        compose([word])
+    assert raised.value.hint.startswith("it is the path of a file or folder")
