@@ -347,7 +347,7 @@ def _spelled_out(options: Sequence[Option], words: Sequence[str]) -> list[str]:
         option = names.get(name)
         if option and option.alone and not equals and (following.startswith(("-", "~")) or "=" in following):
             equals, value = "=", option.alone
-        elif option and option.value and not equals and re.match(r"-\.?\d", following):
+        elif option and option.value and not equals and re.match(r"-(\.?\d|inf|nan)", following):
             equals, value, is_taken = "=", following, True
         spelled.append(f"{option.name}{equals}{value}" if option else word)
     return spelled

@@ -82,18 +82,22 @@ def evaluate(
         MptrainError: The run has no usable checkpoint, or its data or device is missing.
     """
     evaluation = evaluate_run(run, overrides, which, average=average, by_classes=by_class)
-    page = _write_by_class(evaluation.root, evaluation.by_class) if evaluation.by_class is not None else None
 
     def show() -> None:
-        _say_evaluation(evaluation, which)
-        if evaluation.by_class is not None:
+        _say_evaluation(evaluation, which)  # first, because the page may not be writable
+        if found := evaluation.by_class:
             from mptrain.cli.blocks import print_blocks
             from mptrain.report.by_class_page import class_table
 
-            print_blocks(class_table(evaluation.by_class.class_names, evaluation.by_class.confusion))
+            page = _write_by_class(evaluation.root, found)
+            print_blocks(class_table(found.class_names, found.confusion))
             say(f"by_class={page}")
 
-    return command.Outcome(EXIT_OK, show, lambda answers: answers.EvalAnswer.evaluated(evaluation, which, page))
+    def data(answers: Any) -> Any:
+        page = _write_by_class(evaluation.root, evaluation.by_class) if evaluation.by_class else None
+        return answers.EvalAnswer.evaluated(evaluation, which, page)
+
+    return command.Outcome(EXIT_OK, show, data)
 
 
 def _write_by_class(root: Path, found: ByClass) -> Path:

@@ -37,7 +37,7 @@ def rounding_spread(*steps: float) -> float:
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of finite values and their standard deviation over n - 1, which is NaN for a single value.
+    """Return the mean of values up to 1e300 and their standard deviation over n - 1, which is NaN for a single value.
 
     Deviations are first taken from one of the values. So equal values have exactly their mean and no spread, and no
     digits are lost where the spread is small; and no square overflows.
@@ -128,9 +128,10 @@ def looks_skewed(values: Sequence[float]) -> bool:
 
     Skewness is the third standardized moment. A t test of a normal shape holds for any spread, but not for a long tail.
     """
-    n = len(values)
+    if (n := len(values)) < 4:
+        return False
     mean, spread = mean_and_spread(values)
-    if n < 4 or spread <= sys.float_info.epsilon * abs(mean):  # equal, but for rounding errors
+    if spread <= sys.float_info.epsilon * abs(mean):  # equal, but for rounding errors
         return False
     skewness = math.fsum(((value - mean) / spread) ** 3 for value in values) / n * math.sqrt(n / (n - 1)) ** 3
     return abs(skewness) > 1

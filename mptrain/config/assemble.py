@@ -7,7 +7,8 @@ are reported without importing torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,13 +99,16 @@ def assemble(
         model_options["freeze"] = list(freeze)
     if told is not None:
         model_options["facts"] = told
+    whole = _whole_tree(general, targets, {**sections, "learners": learner_nodes}, model_options, chosen)
+    if unreadable := list(_interpolations(whole)):
+        raise ConfigError(unreadable)
     parts: dict[str, Any] = {**targets, **sections, **{name: getattr(general, name) for name in _GENERAL}}
     return Config(
         **parts,
         weights=weights,
         freeze=freeze,
         learners=learners,
-        tree=_whole_tree(general, targets, {**sections, "learners": learner_nodes}, model_options, chosen),
+        tree=whole,
         overrides=overrides,
         chosen=chosen,
         model_defaults=defaults,
@@ -323,6 +327,10 @@ def _touches_targets(words: ParsedOverrides) -> bool:
     return any(word.key_or_group.split(".")[0] in (*TARGET_GROUPS, "extensions") for word in words.values)
 
 
+#: Text that takes the place of a secret (`mptrain.system.masking`).
+_SECRET = re.compile(r"\$\{oc\.env:[^{}]*\}")
+
+
 def _whole_tree(
     general: Any,
     targets: dict[str, Target],
@@ -337,6 +345,19 @@ def _whole_tree(
     nodes["model"].update(model_options)
     tree = {**_plain(general), **nodes, **{name: _plain(value) for name, value in sections.items()}}
     return cast("dict[str, Any]", masked({**tree, "chosen": dict(chosen)}))
+
+
+def _interpolations(value: Any, key: str = "") -> Iterator[Problem]:
+    """Yield a problem for each text that config.yaml would have as an interpolation, but for those of secrets."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _interpolations(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _interpolations(item, f"{key}[{index}]")
+    elif isinstance(value, str) and "${" in _SECRET.sub("", value):
+        what = f"{key}={show(value)}: ${{ begins an interpolation where the run is resumed"
+        yield Problem(what, "choose a value without it")
 
 
 def _plain(value: Any) -> Any:

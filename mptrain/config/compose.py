@@ -40,8 +40,8 @@ FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine 
 #: Merged files and the map from group to option, for each choice of options.
 _Merged: TypeAlias = dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]]
 
-#: Those of mptrain's own files, which do not change while a process runs, by folder and name of the top-level file.
-_OURS: dict[tuple[Path, str], _Merged] = {}
+#: Those of mptrain's own files, by folder, time of its last change, and name of the top-level file.
+_OURS: dict[tuple[Path, int, str], _Merged] = {}
 
 #: Exceptions that Hydra, OmegaConf and PyYAML raise for invalid files and overrides.
 COMPOSITION_ERRORS = (
@@ -178,7 +178,8 @@ class Composer:
             there_is = ", ".join(self.catalogue.tops)
             raise ConfigError(f"--config-name {self.name}: no such file", f"choose one of {there_is}")
         self._require_own_places()
-        self._merged: _Merged = {} if config_dirs else _OURS.setdefault((folders[0], self.name), {})
+        changed = max(path.stat().st_mtime_ns for path in folders[0].rglob("*.yaml"))
+        self._merged: _Merged = {} if config_dirs else _OURS.setdefault((folders[0], changed, self.name), {})
 
     def compose(self, overrides: Sequence[str]) -> Config:
         """Compose and check the configuration of one command line."""

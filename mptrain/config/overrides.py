@@ -139,11 +139,10 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
 
 def _readable(word: str) -> str:
     """Return the hint for an unreadable override: a power of two as a number, no stray characters, or quotes."""
-    if os.path.exists(word):  # noqa: PTH110 - of a path too long for the file system too
-        return "it is the path of a file or folder: give one of these at a time, and then only KEY=VALUE"
     key, _, value = (part.strip() for part in word.partition("="))
     if not re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII):
-        return ""
+        is_path = os.path.exists(word)  # noqa: PTH110 - Path.exists raises if it is too long
+        return "it is the path of a file or folder, and only KEY=VALUE can stand there" if is_path else ""
     if re.fullmatch(r"2\^-?\d{1,3}", value):
         return f"write {key}={2.0 ** int(value[2:]):.15g}"
     if re.fullmatch(r"\([^()]*\)", value):

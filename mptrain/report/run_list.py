@@ -126,19 +126,25 @@ def filtered(runs: Sequence[FoundRun], filters: Iterable[str]) -> list[FoundRun]
         found = re.fullmatch(r"([^<>=]*)([<>]=?|=)(.*)", text, re.DOTALL)
         if not found:
             raise UsageError(f"--filter {text} has no pattern", f"write --filter {text}=PATTERN, or '{text}>NUMBER'")
-        key, sign, pattern = found.groups()
+        key, sign, pattern = found[1].strip(), found[2], found[3]
+        if pattern[:1] in ("=", "<", ">") and sign == "=":
+            raise UsageError(f"--filter {text}: {sign}{pattern[0]} is no comparison", "write =, <, <=, > or >=")
         if sign != "=" and as_number(pattern) is None:
             raise UsageError(f"--filter {text}: must end with a number", f"write --filter '{key}{sign}NUMBER'")
         if runs and key not in known:
             hint = "keys are run, status, groups such as precision, those of config.yaml, and numbers such as top1"
             raise UsageError(f"--filter {text}: no run has the key {key!r}", suggest(key, known, hint))
-        kept = [at for at in kept if any(_fits(values[at].get(name), sign, pattern) for name in (key, f"{key}.name"))]
+        names = key, f"{key}.name"
+        kept = [
+            at for at in kept if any(name in values[at] and _fits(values[at][name], sign, pattern) for name in names)
+        ]
     return [runs[at] for at in kept]
 
 
 def _fits(value: Any, sign: str, pattern: str) -> bool:
     text = value if isinstance(value, str) else show(value)
-    own, asked = as_number(text), as_number(pattern)
+    own = float(value) if type(value) in (int, float) else as_number(text)  # infinite ones too
+    asked = as_number(pattern)
     if own is not None and asked is not None and _COMPARE[sign](own, asked):
         return True
     return sign == "=" and fnmatchcase(text, pattern)

@@ -144,6 +144,10 @@ def test_an_evaluation_and_its_answers_by_class(asked, tmp_path):
     assert (tmp_path / by_class["page"]).is_file()
     assert "precision.eval" in found["notes"][0]
     assert asked("eval", "a")["by_class"] is None
+    (tmp_path / by_class["page"]).unlink()
+    (tmp_path / by_class["page"]).mkdir()
+    refused = run_in_process("eval", "a", "--by-class", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout.count("split=")) == (6, 2)
 
 
 def test_a_recommended_scale_and_too_few_histograms(asked, tmp_path):

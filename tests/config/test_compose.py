@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import shutil
 import sys
 
 import pytest
@@ -315,7 +316,7 @@ def test_fp16_optimizer_state_needs_an_eps_that_fp16_can_hold():
 def test_nobody_is_told_how_to_allow_what_is_no_part_of_a_run(target):
     [(what, hint)] = problems(f"model._target_={target}").items()
     assert f"'{target}' is not in an allowed package" in what
-    assert ("extensions.allow=[theirs.*]" in hint) == (target == "theirs.net") != ("check who wrote this" in hint)
+    assert ("model.freeze=[theirs.*]" in hint) == (target == "theirs.net") != ("check who wrote this" in hint)
 
 
 def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
@@ -323,7 +324,7 @@ def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
         "def net(width: int, num_classes: int):\n    return width, num_classes\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["model={_target_: extension_net.net, width: 3}", "~model.widths", "extensions.allow=[extension_net]"]
+    words = ["model={_target_: extension_net.net, width: 3}", "~model.widths", "model.freeze=[extension_net]"]
     config = compose(words)
     assert config.model.build(num_classes=2) == (3, 2)
     sys.modules.pop("extension_net", None)
@@ -540,6 +541,20 @@ def test_files_that_hydra_cannot_place_are_explained(tmp_path):
         assert str(refused.value) == what, word
         assert hint in refused.value.hint, word
     assert compose(["+experiment=fast"], config_dirs=[tmp_path]).train.epochs == 1
+
+
+@each("word", ["run.name='\\${x}'", "run.root='a/\\${seed}'", "model.freeze=['\\${x']"])
+def test_what_would_be_an_interpolation_in_the_saved_configuration_is_refused(word):
+    assert list(problems(word).values()) == ["choose a value without it"]
+
+
+def test_files_of_mptrain_that_change_are_merged_again(tmp_path, monkeypatch):
+    shutil.copytree(location.configs(), tmp_path / "configs")
+    monkeypatch.setattr(location, "configs", lambda: tmp_path / "configs")
+    assert compose(["model=mlp"]).model.arguments["hidden"] == (128, 128, 128)
+    path = tmp_path / "configs/model/mlp.yaml"
+    path.write_text(path.read_text().replace("[128, 128, 128]", "[64]"))
+    assert compose(["model=mlp"]).model.arguments["hidden"] == (64,)
 
 
 def test_the_path_of_a_second_run_is_called_a_path(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from urllib.parse import unquote
 
@@ -67,6 +68,7 @@ def test_all_runs_with_their_status_the_newest_first(runs):
         (("reason=*diverged",), "c"), (("train.ema_decay=null",), "abcde"), (("chosen.model=cnn",), "acde"),
         (("seed=8",), ""), (("model=",), ""), (("model=CNN",), ""),
         (("top1>0.5",), "b"), (("top1>=0.5",), "ab"), (("top1<0.9", "top1>-1e3"), "a"), (("loss<=3",), "ae"),
+        (("top1>1",), ""), (("top1>=0.9",), "b"), (("top1 > 0.5",), "b"), (("status=[!d]*",), "cd"), (("top1=null",), ""),
         (("top1=0.50",), "a"), (("optimizer.lr>1e-3",), "b"), (("seed<7",), "abce"), (("precision>0",), ""),
     ],
 )  # fmt: skip
@@ -75,12 +77,19 @@ def test_runs_that_fit_all_patterns(runs, patterns, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("top1", "no pattern"), ("top1>high", "a number"), ("top1<nan", "a number")]
+    ("text", "said"),
+    [("top1", "no pattern"), ("top1>high", "a number"), ("top1<nan", "a number"), ("top1=>1", "comparison")],
 )
 def test_what_is_no_filter_is_refused_with_one(runs, text, said):
     with pytest.raises(UsageError, match=said) as raised:
         filtered(runs, [text])
-    assert "top1" in raised.value.hint
+    assert "top1" in raised.value.hint or ">=" in raised.value.hint
+
+
+def test_a_loss_that_is_infinite_is_larger_than_any_number(tmp_path):
+    make(tmp_path, "a", metric=0.5, numbers={"test": {"loss": math.inf}})
+    make(tmp_path, "b", metric=0.5, numbers={"test": {"loss": math.nan}})
+    assert names(filtered(find_runs(tmp_path)[0], ["loss>1e30"])) == "a"
 
 
 def test_a_key_that_no_run_has_is_named_with_one_that_is_meant(runs):

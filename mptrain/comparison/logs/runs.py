@@ -173,7 +173,7 @@ def _run(curve: Curve, seed: str, at: _Point) -> LoggedRun:
         raise DataError(
             f"{curve.path} has {counted(until, 'value')}, not {at.values:,}", "choose a smaller --at last=N"
         )
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         value = float(np.mean(curve.values[until - at.values : until]))
     if abs(value) > _LARGEST:
         value = math.copysign(math.inf, value)
