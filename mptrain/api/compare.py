@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,9 @@ def compare(
     """
     if (logs is None) == (not runs):
         raise UsageError("compare takes either runs or logs", "compare('RUN', 'RUN'), or compare(logs={'ARM': 'LOGS'})")
+    for name, value in {"margin": margin, **about_logs}.items():
+        if name in ("margin", "target", "looks") and not isinstance(value, Real | None):
+            raise UsageError(f"{name}={value!r} is no number", f"write a number: {name}=1")
     if logs is not None:
         if by or anyway:
             raise UsageError("by and anyway are about runs of mptrain", "leave them out beside logs")

@@ -83,7 +83,7 @@ class Run(run_reader.Run):
 
         if odd := [word for word in overrides if "=" not in word]:
             raise UsageError(f"{odd[0]} is no KEY=VALUE", "give several inputs as a list: predict([...])")
-        given = [inputs] if isinstance(inputs, str | Path) else inputs
+        given = inputs if isinstance(inputs, Iterable) and not isinstance(inputs, str | Path) else [inputs]
         restored, place = caller_restored(), str(self.paths.root)
         with restored, predictor(place, overrides, _which(best), average=average) as loaded:
             found = list(loaded.predict(_named(given, loaded.source)))

@@ -87,7 +87,7 @@ def _files(words: Sequence[str], source: NewInputs) -> dict[str, PurePath]:
     problems = []
     for word in words:
         if word == "-":
-            lines = [line for line in _decoded(sys.stdin.buffer, "standard input") if line]
+            lines = [os.fsdecode(line.strip(b"\r\n")) for line in sys.stdin.buffer if line.strip()]
             problems += [f"{line} is no file" for line in lines if not PurePath(line).name]
             found |= {line: PurePath(PurePath(line).name) for line in lines}
             continue

@@ -39,8 +39,8 @@ def list_runs(arguments: Namespace) -> Outcome:
     if arguments.yes and not arguments.prune:
         raise UsageError("--yes confirms --prune", "add --prune, or remove it")
     folder = Path(next(iter(arguments.words), "outputs")).expanduser()
-    runs, notes = find_runs(folder)
-    runs = ordered(filtered(runs, arguments.filter), arguments.sort or "started")
+    found, notes = find_runs(folder)
+    runs = ordered(filtered(found, arguments.filter), arguments.sort or "started")
     shown = [f"only runs with {', '.join(arguments.filter)}"] if arguments.filter else []
     if arguments.prune:
         return _prune(runs, notes, folder, arguments)
@@ -50,9 +50,8 @@ def list_runs(arguments: Namespace) -> Outcome:
         if files:
             say(f"{files.html}\n{files.md}")
             return
-        print_blocks(
-            runs_table(runs, arguments.sort) if runs else Text(f"there is no run in {folder}"), Bullets(tuple(notes))
-        )
+        none = Text(f"there is no run in {folder}{' that fits' if found else ''}")
+        print_blocks(runs_table(runs, arguments.sort) if runs else none, Bullets(tuple(notes)))
 
     return Outcome(EXIT_OK, show, lambda answers: answers.RunsAnswer.found(runs, notes))
 

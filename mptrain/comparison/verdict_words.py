@@ -58,7 +58,7 @@ def incomplete(evidence: PairedEvidence) -> str:
         return ""
     said = f"; {complete} of {counted(len(every), 'pair')} {'is' if complete == 1 else 'are'} complete"
     gone = every - set(evidence.shared)
-    return said + (f", {of_seeds(gone)} did not finish in both arms" if gone else "")
+    return said + (f", {of_seeds(gone)} did not finish with the metric in both arms" if gone else "")
 
 
 def _too_few(evidence: PairedEvidence) -> str:

@@ -88,6 +88,8 @@ def test_runs_are_compared():
     assert {one.arm.name: len(one.arm.runs) for one in found.arms} == {"fp32": 2, "fp16_dynamic": 2}
     with pytest.raises(UsageError, match="either runs or logs"):
         mptrain.compare()
+    with pytest.raises(UsageError, match="margin='0.01' is no number"):
+        mptrain.compare(logs={"a": "x", "b": "y"}, metric="loss", margin="0.01")
     with pytest.raises(UsageError, match="target is about logs"):
         mptrain.compare("fp32-0", "fp32-1", target=1)
 
@@ -134,6 +136,8 @@ def test_a_margin_of_nothing_is_refused():
 
 def test_inputs_that_are_no_paths_are_refused_by_name(tmp_path):
     run = mptrain.open_run("fp32-0")
+    with pytest.raises(UsageError, match="an input is int, not a text or a path"):
+        run.predict(3)
     with pytest.raises(UsageError, match="an input is Tensor, not a text or a path"):
         run.predict([torch.zeros(8, 8)])
     with pytest.raises(UsageError, match=r"b\.png is no KEY=VALUE"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -115,6 +116,16 @@ def test_paths_come_from_standard_input_and_a_closed_pipe_ends_it(trained):
     running.stdout.close()  # before the first answer
     running.stdout = None
     assert (running.communicate(names, timeout=120)[1], running.returncode) == ("", 0)
+
+
+def test_a_path_from_standard_input_may_have_any_bytes(trained, tmp_path, monkeypatch):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    Image.new("L", (8, 8)).save(tmp_path / "plain.png")
+    os.link(tmp_path / "plain.png", odd)
+    lines = io.TextIOWrapper(io.BytesIO(odd + b"\r\n\n" + os.fsencode(tmp_path / "plain.png")))
+    monkeypatch.setattr("sys.stdin", lines)
+    done = run_in_process("predict", "a", "-", "--jsonl", cwd=trained)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
 
 
 @pytest.mark.slow

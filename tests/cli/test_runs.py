@@ -37,6 +37,7 @@ def test_a_list_is_filtered_and_sorted_and_shows_the_number(folder):
     assert head.split() == ["run", "status", "started", "steps", "metric", "train_seconds", "overrides"]
     assert "outputs/good" in row
     assert "12.00" in row
+    assert "there is no run in outputs that fits" in asked(folder, "--filter", "status=Done").stdout
     listed = json.loads(asked(folder, "--filter", "run=*d*", "--sort", "started", "--json").stdout)
     assert {one["path"] for one in listed["runs"]} == {"outputs/good", "outputs/bad", "outputs/dead"}
     assert listed["removed"] == []

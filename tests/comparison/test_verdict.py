@@ -98,7 +98,7 @@ def test_runs_that_did_not_end_are_named_whatever_the_word():
         shared = tuple(range(len(differences)))
         found = verdict(differences, shared=shared, seeds=(*shared, 5, 6))
         assert found.word == word
-        assert "seeds 5, 6 did not finish in both arms" in found.why
+        assert "seeds 5, 6 did not finish with the metric in both arms" in found.why
     assert "0 of 2 pairs are complete" in found.why
     assert "complete" not in verdict([0.0, 0.001], shared=(0, 1), seeds=(0, 1)).why
 

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,12 +147,17 @@ def _csv(file: Path, metric: str) -> _Values:
     with io.TextIOWrapper(open_to_read(file), encoding="utf-8-sig", errors="replace", newline="") as text:
         rows = csv.reader(text, delimiter="\t" if file.suffix == ".tsv" else ",")
         try:
-            head = [name.strip() for name in next(rows, [])]
-            if len(head) == 1 and ";" in head[0]:
-                raise DataError(f"{file} is separated by semicolons", "write commas (.csv) or tabs (.tsv)")
+            head = [name.strip() for name in next((row for row in rows if "".join(row).strip()), [])]
+            if any("\0" in name for name in head):
+                raise DataError(f"{file} is not UTF-8", "save it as UTF-8")
+            if len(head) == 1 and (found := re.search(r"[;\t]", head[0])):
+                marks = {";": "semicolons", "\t": "tabs"}
+                raise DataError(f"{file} is separated by {marks[found[0]]}", "write commas (.csv) or tabs (.tsv)")
             _refuse_charts(file, head, metric)
             if metric not in head:
                 raise _unknown(file, metric, head)
+            if head.count(metric) > 1:
+                raise DataError(f"{file} has {head.count(metric)} columns {metric!r}", "rename all but one")
             column = next((name for name in STEPS if name in head), "")
             at, step_at, width = head.index(metric), head.index(column) if column else -1, len(head)
             for cells in rows:

@@ -80,6 +80,6 @@ def rounding_step(values: Sequence[float]) -> float:
     """
     finite = [value for value in values if math.isfinite(value)]
     for digits in range(9):
-        if all(abs(value - round(value, digits)) <= 1e-12 * max(1.0, abs(value)) for value in finite):
+        if all(abs(value - round(value, digits)) <= 1e-12 * abs(value) for value in finite):
             return float(10.0**-digits)
     return 0.0

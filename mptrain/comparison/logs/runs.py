@@ -99,13 +99,16 @@ def read_curves(paths: Sequence[str], question: Question) -> list[tuple[str, Cur
     return found
 
 
+def _content(curve: Curve) -> str:
+    return hashlib.sha256(curve.steps.tobytes() + curve.values.tobytes()).hexdigest()
+
+
 def _refuse_copies(curves: Mapping[str, Sequence[tuple[str, Curve]]]) -> None:
     """Raise DataError for a log that is there twice, in another format too; a few values may be equal by chance."""
     seen: dict[str, str] = {}
     for some in curves.values():
         for _, curve in some:
-            content = hashlib.sha256(curve.steps.tobytes() + curve.values.tobytes()).hexdigest()
-            for same in (str(Path(curve.path).resolve()), *([content] if len(curve.values) >= _FEW else [])):
+            for same in (str(Path(curve.path).resolve()), *([_content(curve)] if len(curve.values) >= _FEW else [])):
                 if other := seen.get(same):
                     raise DataError(f"{other} and {curve.path} are the same log", "give each run once")
                 seen[same] = curve.path
@@ -189,6 +192,9 @@ def _notes(curves: Sequence[Curve], question: Question, at: _Point) -> list[str]
         left_out = counted(sum(curve.given_up for curve in resumed), "value")
         again = f"steps go back, as after a resume: {left_out} before it are left out"
         notes.append(f"{listed([one.path for one in resumed], 3)}: {again}")
+    first = {_content(curve): curve for curve in reversed(curves)}
+    if alike := [curve.path for curve in curves if len(curve.values) > 1 and first[_content(curve)] is not curve]:
+        notes.append(f"{listed(alike, 3)}: the same few values as another log; a copy is no evidence, so leave it out")
     if uncounted := [curve.path for curve in curves if curve.counted]:
         notes.append(f"{listed(uncounted, 3)}: without steps, so that values are counted")
     if len(forms := {curve.form for curve in curves}) > 1:

@@ -34,7 +34,7 @@ Word = Literal[
 #: often wrong (15 % against 17 % of 5), and takes up to 7 points of the power of normal ones.
 _SHOW_SKEW = 12
 
-_ALIKE = "all runs end at the same value, as copies or runs of one seed do"
+_ALIKE = "the runs of each arm all end at one value, as copies or runs of one seed do"
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,12 @@ def test_the_same_run_in_two_formats_is_a_copy_and_equal_ends_are_none(tmp_path)
         (tmp_path / f"{name}.csv").write_text("step,loss\n1,0.92\n")
     found = compare_logs({"a": [str(tmp_path / "x.csv")], "b": [str(tmp_path / "[yz].csv")]}, ASKED)
     assert verdicts(found)["b"] == "undecided"
+    assert not any("copy" in note for note in found.notes)
+    for name in "pqr":
+        (tmp_path / f"{name}.csv").write_text("step,loss\n1,0.92\n2,0.915\n")
+    found = compare_logs({"a": [str(tmp_path / "x.csv")], "b": [str(tmp_path / "[pqr].csv")]}, asked(at="step=1"))
+    (note,) = (note for note in found.notes if "copy" in note)
+    assert note.count(".csv") == 2
 
 
 @pytest.mark.parametrize(
@@ -221,7 +227,7 @@ def test_runs_are_compared_at_one_point_or_not_at_all(tmp_path):
 def test_the_spread_of_rounded_values_is_not_taken_for_none():
     assert rounding_step([3.3, 3.31]) == pytest.approx(0.01)
     assert rounding_step([1.0, 2.0]) == 1
-    assert rounding_step([0.1 + 0.2, math.pi]) == 0
+    assert rounding_step([0.1 + 0.2, math.pi]) == rounding_step([3.301e-15, 3.3045e-15]) == rounding_step([1e-300]) == 0
     found = difference_of_means([3.3, 3.3], [3.3, 3.3], 0.95, (0.1 / math.sqrt(12), 0.0))
     assert found.low < -0.05 < 0.05 < found.high
 

@@ -147,7 +147,7 @@ def test_event_files_of_a_resumed_run_are_one_curve(tmp_path):
 
 def test_a_resume_replaces_the_values_from_there_on_and_nan_is_kept(tmp_path):
     path = tmp_path / "log.csv"
-    path.write_text("step,loss\n1,3\n2,2\n4,nan\n5,9\n3,1.5\n5,inf\n")
+    path.write_text("\n ,\nstep,loss\n1,3\n2,2\n4,nan\n5,9\n3,1.5\n5,inf\n")
     curve = read_curve(path, "loss")
     assert (curve.steps.tolist(), curve.given_up) == ([1, 2, 3, 5], 2)
     assert curve.values.tolist() == [3, 2, 1.5, np.inf]
@@ -172,6 +172,9 @@ def test_a_last_line_may_lack_its_break_if_no_number_of_it_can_be_cut_off(tmp_pa
         ("a.csv", "loss,step\n0.25,1\n0.125,1", "a.csv, line 3: no line break ends it"),
         ("a.csv", "step,loss\n1,4\n5,3\n2,3.5\n", "a.csv ends at step 2, after it had reached 5"),
         ("a.csv", "step;loss\n1;2\n", "a.csv is separated by semicolons"),
+        ("a.csv", "step\tloss\n1\t2\n", "a.csv is separated by tabs"),
+        ("a.csv", "s\0t\0e\0p\0,\0l\0o\0s\0s\0\n", "a.csv is not UTF-8"),
+        ("a.csv", "step,loss,loss\n1,2,3\n", "a.csv has 2 columns 'loss'"),
         ("a.csv", "step, loss\n1, 2\n2, 1_0\n", "a.csv, line 3: loss is ' 1_0', not a number"),
         ("a.jsonl", '{"step": 1, "loss": true}\n', "a.jsonl, line 1: loss is True, not a number"),
         ("a.jsonl", '{"step": 1, "loss": 1' + "0" * 400 + "}\n", "a.jsonl, line 1: loss is 1000"),
