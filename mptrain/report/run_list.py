@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,8 +24,14 @@ from mptrain.system.errors import StorageError, UsageError, either, suggest
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "killed": "bad", "preempted": "warn"}
 
-#: Comparisons of numbers by the sign of a filter.
-_COMPARE = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+#: Comparisons by the sign of a filter.
+_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 @dataclass(frozen=True)
@@ -116,8 +123,9 @@ def filtered(runs: Sequence[FoundRun], filters: Iterable[str]) -> list[FoundRun]
     """Return the runs that fit all filters: ``KEY=PATTERN``, with ``*``, ``?`` and ``[...]``, or ``KEY>NUMBER``.
 
     A key is one of ``config.yaml``, such as ``train.epochs``, a group, such as ``precision``, ``run``, ``status``,
-    ``reason`` or ``started``, or a number that runs are sorted by, such as ``top1``. Numbers are compared as numbers. A
-    named network also fits by its name, ``model=resnet18``. Raise UsageError if no run has the key.
+    ``reason`` or ``started``, or a number that runs are sorted by, such as ``top1``. Numbers are compared as numbers,
+    and ``started`` as text. A named network also fits by its name, ``model=resnet18``. Raise UsageError if no run has
+    the key.
     """
     values = [{**run.numbers(), **run.settings()} for run in runs]
     known = {name for own in values for name in own}
@@ -129,20 +137,21 @@ def filtered(runs: Sequence[FoundRun], filters: Iterable[str]) -> list[FoundRun]
         key, sign, pattern = found[1].strip(), found[2], found[3]
         if pattern[:1] in ("=", "<", ">") and sign == "=":
             raise UsageError(f"--filter {text}: {sign}{pattern[0]} is no comparison", "write =, <, <=, > or >=")
-        if sign != "=" and as_number(pattern) is None:
+        if sign != "=" and as_number(pattern) is None and key != "started":
             raise UsageError(f"--filter {text}: must end with a number", f"write --filter '{key}{sign}NUMBER'")
         if runs and key not in known:
             hint = "keys are run, status, groups such as precision, those of config.yaml, and numbers such as top1"
             raise UsageError(f"--filter {text}: no run has the key {key!r}", suggest(key, known, hint))
+        fits = functools.partial(_fits, sign=sign, pattern=pattern, as_text=key == "started")
         names = key, f"{key}.name"
-        kept = [
-            at for at in kept if any(name in values[at] and _fits(values[at][name], sign, pattern) for name in names)
-        ]
+        kept = [at for at in kept if any(name in values[at] and fits(values[at][name]) for name in names)]
     return [runs[at] for at in kept]
 
 
-def _fits(value: Any, sign: str, pattern: str) -> bool:
+def _fits(value: Any, sign: str, pattern: str, *, as_text: bool) -> bool:
     text = value if isinstance(value, str) else show(value)
+    if as_text and sign != "=":
+        return _COMPARE[sign](text, pattern)
     own = float(value) if type(value) in (int, float) else as_number(text)  # infinite ones too
     asked = as_number(pattern)
     if own is not None and asked is not None and _COMPARE[sign](own, asked):

@@ -88,7 +88,7 @@ def test_runs_are_compared():
     assert {one.arm.name: len(one.arm.runs) for one in found.arms} == {"fp32": 2, "fp16_dynamic": 2}
     with pytest.raises(UsageError, match="either runs or logs"):
         mptrain.compare()
-    with pytest.raises(UsageError, match="margin='0.01' is no number"):
+    with pytest.raises(UsageError, match=r"margin='0\.01' is no number"):
         mptrain.compare(logs={"a": "x", "b": "y"}, metric="loss", margin="0.01")
     with pytest.raises(UsageError, match="target is about logs"):
         mptrain.compare("fp32-0", "fp32-1", target=1)

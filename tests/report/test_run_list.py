@@ -69,6 +69,7 @@ def test_all_runs_with_their_status_the_newest_first(runs):
         (("seed=8",), ""), (("model=",), ""), (("model=CNN",), ""),
         (("top1>0.5",), "b"), (("top1>=0.5",), "ab"), (("top1<0.9", "top1>-1e3"), "a"), (("loss<=3",), "ae"),
         (("top1>1",), ""), (("top1>=0.9",), "b"), (("top1 > 0.5",), "b"), (("status=[!d]*",), "cd"), (("top1=null",), ""),
+        (("started>2001-02",), "abcde"), (("started<2001",), ""), (("started>=2999-01-01",), ""),
         (("top1=0.50",), "a"), (("optimizer.lr>1e-3",), "b"), (("seed<7",), "abce"), (("precision>0",), ""),
     ],
 )  # fmt: skip
