@@ -316,7 +316,7 @@ def test_fp16_optimizer_state_needs_an_eps_that_fp16_can_hold():
 def test_nobody_is_told_how_to_allow_what_is_no_part_of_a_run(target):
     [(what, hint)] = problems(f"model._target_={target}").items()
     assert f"'{target}' is not in an allowed package" in what
-    assert ("model.freeze=[theirs.*]" in hint) == (target == "theirs.net") != ("check who wrote this" in hint)
+    assert ("extensions.allow=[theirs.*]" in hint) == (target == "theirs.net") != ("check who wrote this" in hint)
 
 
 def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
@@ -324,7 +324,7 @@ def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
         "def net(width: int, num_classes: int):\n    return width, num_classes\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["model={_target_: extension_net.net, width: 3}", "~model.widths", "model.freeze=[extension_net]"]
+    words = ["model={_target_: extension_net.net, width: 3}", "~model.widths", "extensions.allow=[extension_net]"]
     config = compose(words)
     assert config.model.build(num_classes=2) == (3, 2)
     sys.modules.pop("extension_net", None)
