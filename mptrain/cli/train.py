@@ -83,9 +83,11 @@ def evaluate(
     """
     evaluation = evaluate_run(run, overrides, which, average=average, by_classes=by_class)
 
+    found = evaluation.by_class
+
     def show() -> None:
         _say_evaluation(evaluation, which)  # first, because the page may not be writable
-        if found := evaluation.by_class:
+        if found:
             from mptrain.cli.blocks import print_blocks
             from mptrain.report.by_class_page import class_table
 
@@ -94,7 +96,7 @@ def evaluate(
             say(f"by_class={page}")
 
     def data(answers: Any) -> Any:
-        page = _write_by_class(evaluation.root, evaluation.by_class) if evaluation.by_class else None
+        page = _write_by_class(evaluation.root, found) if found else None
         return answers.EvalAnswer.evaluated(evaluation, which, page)
 
     return command.Outcome(EXIT_OK, show, data)
