@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Each page by its path below the root of the repository.
@@ -30,3 +32,15 @@ def commands(name: str) -> list[list[str]]:
     lines = [line[2:] for block in blocks(name) for line in block.splitlines() if line.startswith("$ ")]
     found = [shlex.split(line, comments=True) for line in lines]
     return [words[1:] if words[0] == "PYTHONPATH=." else words for words in found]
+
+
+def write_logs(folder: Path) -> None:
+    """Write what docs/compare-logs.md compares: logs of five runs of each of three arms."""
+    draws = np.random.default_rng(1)
+    folder.mkdir()
+    for arm, level in (("bf16", 3.30), ("fp8", 3.302), ("fp16", 3.34)):
+        for seed in range(5):
+            end = level + draws.normal(0, 0.003)
+            rows = [(at, end + 2 * np.exp(-at / 150) + draws.normal(0, 0.001)) for at in range(0, 1001, 50)]
+            text = "".join(f"{at},{loss:.5f}\n" for at, loss in rows)
+            (folder / f"{arm}-{seed}.csv").write_text(f"step,loss\n{text}")

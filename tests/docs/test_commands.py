@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from docs.pages import PAGES, commands
+from docs.pages import PAGES, commands, write_logs
 from loops import each
 from PIL import Image
 from small_runs import TINY, run_in_process
@@ -103,6 +103,7 @@ def prepare(folder: Path, *, makes_nightly: bool) -> None:
     pairs = "".join(f"{number} apples\t{number} Äpfel\n" for number in range(400))
     for path in ("corpus.tsv", "corpus/train.tsv", "corpus/valid.tsv", "corpus/test.tsv"):
         (folder / path).write_text(pairs)
+    write_logs(folder / "logs")
     resnet = ("model=resnet18", "threads=1")  # whose weights a page begins with
     for name, words in (
         ("mine_fp32", (*TINY, "precision=fp32")),
@@ -119,7 +120,7 @@ def small(words):
     trains = words[0] in ("-m", "compare") or "=" in words[0] or not words
     if words[0] == "reproduce":
         return [*words, "--smoke"] if "--dry-run" not in words else words
-    if words[0] == "compare" and not any("=" in word for word in words):
+    if words[0] == "compare" and ("--logs" in words or not any("=" in word for word in words)):
         return words
     if words[0] == "resume":
         return [word for word in words if not word.startswith("train.epochs=")]
