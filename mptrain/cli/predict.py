@@ -54,17 +54,16 @@ def predict(arguments: Namespace) -> int:
     which: Literal["last", "best"] = "best" if arguments.best else "last"
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(predictor(run, arguments.overrides, which, average=not arguments.raw))
-        names = _files(words, loaded.source) if loaded.source.suffixes else None
-        folder = _output(arguments.output, loaded.source, names)
-        given = names if names is not None else lines_of(words)
+        files = _files(words, loaded.source) if loaded.source.suffixes else None
+        folder = _output(arguments.output, loaded.source, files)
+        given = lines_of(words) if files is None else [path for path, _ in files]
         answers = stack.enter_context(contextlib.closing(loaded.predict(given)))
         failed = total = 0
-        for one in _with_progress(answers, names):
-            total += 1
+        for total, one in enumerate(_with_progress(answers, files), 1):
             answer = {name: value for name, value in one.answer.items() if name != "picture"}
             if folder is not None and not one.error:
-                assert names is not None
-                answer["file"] = str(_draw(one, folder / names[one.given].with_suffix(".png")))
+                assert files is not None
+                answer["file"] = str(_draw(one, folder / files[total - 1][1].with_suffix(".png")))
             if one.error:
                 failed += 1
                 if not arguments.jsonl:
@@ -81,26 +80,27 @@ def predict(arguments: Namespace) -> int:
     return EXIT_DATA if failed else EXIT_OK
 
 
-def _files(words: Sequence[str], source: NewInputs) -> dict[str, PurePath]:
+def _files(words: Sequence[str], source: NewInputs) -> list[tuple[str, PurePath]]:
     """Return the files in their order, each with its path below the argument; raise DataError if there is none."""
-    found: dict[str, PurePath] = {}
+    found: list[tuple[str, PurePath]] = []
     problems = []
     for word in words:
         if word == "-":
             lines = [os.fsdecode(line.strip(b"\r\n")) for line in sys.stdin.buffer if line.strip()]
             problems += [f"{line} is no file" for line in lines if not PurePath(line).name]
-            found |= {line: PurePath(PurePath(line).name) for line in lines}
+            found += [(line, PurePath(PurePath(line).name)) for line in lines]
             continue
         place = Path(word).expanduser()
         if place.is_dir():
             inside = files_below(place, tuple(source.suffixes))
-            found |= {str(file): file.relative_to(place) for file in inside}
+            found += [(str(file), file.relative_to(place)) for file in inside]
             if not inside:
                 problems.append(f"no file in {place} ends in {', '.join(sorted(source.suffixes))}")
         else:
-            found[str(place)] = PurePath(place.name)
-    if not problems and not any(map(os.path.exists, found)):  # of a name that no file can have it is False
-        problems = [f"there is no {one}" for one in found] or ["standard input names no file"]
+            found.append((str(place), PurePath(place.name)))
+    paths = [path for path, _ in found]
+    if not problems and not any(map(os.path.exists, paths)):  # of a name that no file can have it is False
+        problems = [f"there is no {path}" for path in paths] or ["standard input names no file"]
     if problems:
         raise DataError(listed(problems, 5, "; "), "check the paths")
     return found
@@ -122,18 +122,22 @@ def lines_of(words: Sequence[str]) -> Iterator[str]:
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    empty = True
     for place, line in enumerate(lines, 1):
         try:
             text = line.decode("utf-8-sig" if place == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise DataError(f"{name}, line {place} is not UTF-8", "save the text as UTF-8") from None
         if text.strip():  # a blank line is no text
+            empty = False
             yield text
+    if empty:
+        raise DataError(f"{name} has no text", "give a text in each line")
 
 
-def _with_progress(answers: Iterator[Prediction], names: Mapping[str, PurePath] | None) -> Iterator[Prediction]:
+def _with_progress(answers: Iterator[Prediction], files: Sequence[object] | None) -> Iterator[Prediction]:
     """Yield the answers, with a progress bar on standard error if only that is a terminal."""
-    if sys.stdout.isatty() or not sys.stderr.isatty() or names is None:
+    if sys.stdout.isatty() or not sys.stderr.isatty() or files is None:
         yield from answers
         return
     from rich.console import Console
@@ -141,7 +145,7 @@ def _with_progress(answers: Iterator[Prediction], names: Mapping[str, PurePath] 
 
     console = Console(file=sys.stderr)
     with Progress(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
-        yield from bar.track(answers, len(names), description="predicting")
+        yield from bar.track(answers, len(files), description="predicting")
 
 
 def _in_words(answer: Mapping[str, Any]) -> str:
@@ -155,17 +159,17 @@ def _in_words(answer: Mapping[str, Any]) -> str:
     return plain("  ".join(map(str, answer.values())))
 
 
-def _output(name: str | None, source: NewInputs, names: Mapping[str, PurePath] | None) -> Path | None:
+def _output(name: str | None, source: NewInputs, files: Sequence[tuple[str, PurePath]] | None) -> Path | None:
     """Return the folder for pictures; raise UsageError if it is needed or cannot be used."""
     makes_pictures = source.card().get("inputs") == "photos"
     if name is None:
         if makes_pictures:
             raise UsageError("the answers of this run are pictures", "give a folder for them: --output FOLDER")
         return None
-    if names is None or source.card().get("inputs") == "recordings":
+    if files is None or source.card().get("inputs") == "recordings":
         raise UsageError("--output is for pictures", "leave it out, and redirect the output: > FILE")
     folder = Path(name).expanduser()
-    if len({name.with_suffix("") for name in names.values()}) < len(names):
+    if len({name.with_suffix("") for _, name in files}) < len(files):
         raise UsageError("two inputs have the same name", "name one folder that has them all, each with its own name")
     if folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"--output {folder} is not empty", "choose a new folder")

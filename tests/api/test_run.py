@@ -160,7 +160,13 @@ def test_a_file_of_texts_is_read_and_its_name_is_no_text(tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text("word1 yes\n\nword2 no\n")
     assert run.predict(Path("t.txt")) == run.predict(["word1 yes", "word2 no"])
     (tmp_path / "odd.txt").write_bytes(b"word1\n\xff\n")
-    for name, said in (("odd.txt", r"odd\.txt, line 2 is not UTF-8"), ("none.txt", r"there is no file none\.txt")):
+    (tmp_path / "blank.txt").write_text("\n \n")
+    faults = {
+        "odd.txt": r"odd\.txt, line 2 is not UTF-8",
+        "none.txt": r"there is no file none\.txt",
+        "blank.txt": "has no text",
+    }
+    for name, said in faults.items():
         with pytest.raises(DataError, match=said):
             run.predict(Path(name))
     with pytest.raises(UsageError, match=r"t\.txt is a file, and this run answers texts"):

@@ -128,6 +128,15 @@ def test_a_path_from_standard_input_may_have_any_bytes(trained, tmp_path, monkey
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
 
 
+def test_a_path_that_is_given_twice_is_answered_twice(trained):
+    done = run_in_process("predict", "a", "digits/even/0.png", "digits/odd/1.png", "digits/even/0.png", cwd=trained)
+    first, _, third = done.stdout.splitlines()
+    assert first == third
+    done = run_in_process("predict", "a", "digits/even", "digits/even/0.png", "--output", "twice", cwd=trained)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "two inputs have the same name" in done.stderr
+
+
 @pytest.mark.slow
 def test_ten_thousand_files_need_no_more_memory_than_a_hundred_and_have_a_progress_bar(trained, tmp_path):
     images = torch.randint(0, 256, (64, 8, 8), dtype=torch.uint8)
