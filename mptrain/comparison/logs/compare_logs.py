@@ -16,7 +16,7 @@ from typing import Literal
 from mptrain.comparison.logs.question import Form, Question, lower_is_better
 from mptrain.comparison.logs.runs import read_arms, read_curves
 from mptrain.comparison.logs.verdict import LoggedArm, judge
-from mptrain.numerics.words import counted
+from mptrain.numerics.words import counted, listed
 from mptrain.system.errors import UsageError
 
 #: Level of all tests together.
@@ -130,6 +130,9 @@ def compare_logs(arms: Mapping[str, Sequence[str]], question: Question, referenc
     results = tuple(
         judge(name, runs[name], None if name not in judged else runs[reference], question, alpha) for name in ordered
     )
+    many = [arm for arm in results if arm.mean and len(arm.runs) > 1]
+    if alike := [arm.name for arm in many if len({run.value for run in arm.runs}) == 1]:
+        notes.append(f"{listed(alike, 3)}: all runs end at one value, as copies or runs of one seed do")
     if len(judged) * question.looks > 1:
         tests = f"{counted(len(judged), 'arm')} and {counted(question.looks, 'look')}"
         notes.append(f"{tests}: each test has the level {alpha:.2g}, all together 5 %")

@@ -79,6 +79,8 @@ def test_copies_and_runs_of_one_value_are_no_evidence(tmp_path):
         compare_logs({"a": [str(tmp_path / "x-0.csv")] * 2, **logs(tmp_path, x=[1.0])}, ASKED)
     found = compare_logs(logs(tmp_path, full=[3.3, 3.3], half=[3.3, 3.3]), ASKED)
     assert found.arms[1].why == verdict._ALIKE
+    found = compare_logs(logs(tmp_path, full=[3.3, 3.3], half=[3.3, 3.3001]), ASKED)
+    assert "full: all runs end at one value, as copies or runs of one seed do" in found.notes
 
 
 def test_the_value_of_one_more_run_that_would_overturn_a_verdict_does(tmp_path):
