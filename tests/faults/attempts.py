@@ -149,10 +149,10 @@ def _fork(words, folder, prepare, trace, lawful):
         gc.enable()
         hooks = prepare(trace) if prepare else Hooks(trace)
         hooks.install()
-        from mptrain.cli.main import main
+        from mptrain.__main__ import main
 
         sys.argv = ["mptrain", *words]
-        code = main(list(words))
+        code = main()
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
