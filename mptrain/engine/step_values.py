@@ -53,7 +53,7 @@ class HostValues(NamedTuple):
 def stack(steps: Sequence[StepValues]) -> Tensor:
     """Return the values of N steps as one tensor, field after field, in the dtype of the norms."""
     *scalars, norms = zip(*steps, strict=True)
-    columns = [torch.cat([one.view(1) for one in column]).to(norms[0].dtype) for column in scalars]
+    columns = [torch.hstack(column).to(norms[0].dtype) for column in scalars]
     return torch.cat([*columns, *norms])
 
 
