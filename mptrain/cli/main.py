@@ -27,6 +27,7 @@ from mptrain.system.errors import (
     Preempted,
     StorageError,
     UsageError,
+    error_in_user_code,
     kernel_refusal,
     out_of_memory,
 )
@@ -105,7 +106,7 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
             return report(StorageError(*unwritable(error)))
-        return report(out_of_memory(error) or kernel_refusal(error) or error)
+        return report(out_of_memory(error) or kernel_refusal(error) or error_in_user_code(error) or error)
 
 
 #: Error numbers that print() raises if standard output cannot be written. Errors about files have a file name, or are

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from mptrain.system.errors import ConfigError, either, instance, near_names, out_of_memory
+from mptrain.system.errors import ConfigError, either, instance, near_names, out_of_memory, user_packages
 
 #: Trackers, by their names in YAML and where they are defined. Other names in that package read pickles.
 _TRACKERS = (
@@ -32,6 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "logger": tuple(f"mptrain.logger.{name}" for name in _TRACKERS),
     "diagnostics": ("mptrain.probe.probe.*", "mptrain.probe.histograms.*"),
 }
+_NOT_OF_USERS = {pattern.partition(".")[0] for patterns in PACKAGES.values() for pattern in patterns}
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
@@ -58,6 +59,8 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
         )
     if any(part.startswith("_") for part in path.split(".")):
         raise ConfigError(f"_target_ '{path}' is private", "name a public class or function")
+    user_packages.update(pattern.partition(".")[0] for pattern in allow)
+    user_packages.difference_update(_NOT_OF_USERS)
     module = _import(module_name, path)
     if not hasattr(module, name):
         words = [word for word in dir(module) if not word.startswith("_") and callable(getattr(module, word))]

@@ -146,14 +146,15 @@ class Target:
                 raise refused from error
             if is_allowed(self.path, ("mptrain",)):
                 raise
-            given = ", ".join(f"{name}={show(value)}" for name, value in self.arguments.items())
-            raise ConfigError(
-                f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: "
-                f"{first_line(error)}",
-                _by_name(self.path)
-                or (_how_to_tell(error, extra) if open_ended else "")
-                or "--traceback shows where it failed",
-            ) from error
+            hint = _by_name(self.path) or (_how_to_tell(error, extra) if open_ended else "")
+            raise self._cannot_be_built(error, hint) from error
+
+    def _cannot_be_built(self, error: Exception, hint: str = "") -> ConfigError:
+        given = ", ".join(f"{name}={show(value)}" for name, value in self.arguments.items())
+        return ConfigError(
+            f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: {first_line(error)}",
+            hint or "--traceback shows where it failed",
+        )
 
     @contextlib.contextmanager
     def _without_pretrained(self, accepted: Mapping[str, Parameter]) -> Iterator[dict[str, Any]]:
@@ -241,8 +242,14 @@ class Target:
         if complete and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):
             try:
                 instance = target(**converted)
+            except MptrainError:
+                raise
             except ValueError as error:
                 raise ConfigError(f"{group}: {error}") from error
+            except Exception as error:  # as in `build`: a class of a user, or one with a method missing
+                if is_allowed(self.path, ("mptrain",)):
+                    raise
+                raise self._cannot_be_built(error) from error
         frozen = instance is not None and typing.cast("Any", target).__dataclass_params__.frozen
         return dataclasses.replace(self, arguments=converted, instance=instance if frozen else None)
 

@@ -18,7 +18,7 @@ from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
 from mptrain.numerics.words import listed
 from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
-from mptrain.system.errors import CheckpointError, out_of_memory
+from mptrain.system.errors import CheckpointError, error_in_user_code, out_of_memory
 from mptrain.system.random_state import random_state, set_random_state
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _reading() -> Iterator[None]:
         RuntimeError,
         OverflowError,
     ) as error:
-        if out_of_memory(error):
+        if out_of_memory(error) or error_in_user_code(error):
             raise
         raise CheckpointError(
             f"the checkpoint's state is damaged: {type(error).__name__}: "

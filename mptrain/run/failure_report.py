@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
-from pathlib import Path
 from typing import Any
 
 from mptrain.build.workload import name_doctor
-from mptrain.config.allowed_targets import is_allowed
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with
 from mptrain.config.value_checks import first_line
@@ -21,12 +19,12 @@ from mptrain.system.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
-    ConfigError,
     EnvironmentRefused,
     FirstBatchError,
     MptrainError,
     Preempted,
     StorageError,
+    error_in_user_code,
     kernel_refusal,
     out_of_memory,
 )
@@ -63,9 +61,9 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
         )
     elif isinstance(error, FirstBatchError) and error.__cause__ is not None:
         cause = error.__cause__
-        own = error_in_user_code(cause, config) or error
+        own = error_in_user_code(cause) or error
     elif isinstance(error, Exception) and not isinstance(error, MptrainError):
-        own = error_in_user_code(error, config)
+        own = error_in_user_code(error)
     if own is not None:
         failure_status(cause, directory)  # keeps the traceback
     return own or error
@@ -95,21 +93,3 @@ def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, 
             directory.paths.failure.mkdir(exist_ok=True)
         write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
     return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
-
-
-def error_in_user_code(error: BaseException, config: Config) -> ConfigError | None:
-    """Return an error that blames a user's own package for an exception that was raised in it.
-
-    It names the innermost line in a package of ``extensions.allow``; None if the traceback passes through none.
-    """
-    place = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        module = str(frame.f_globals.get("__name__", ""))
-        if is_allowed(module, config.extensions.allow) and not is_allowed(module, ("mptrain",)):
-            place = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
-    if place is None:
-        return None
-    return ConfigError(
-        f"{place}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
-        "this code is allowed by extensions.allow; the full traceback is in the run's failure folder",
-    )

@@ -22,8 +22,10 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 EXIT_OK = 0
@@ -205,6 +207,28 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
             "set train.deterministic=false, or use another operator; --traceback shows where it is called",
         )
     return None
+
+
+#: First names of the packages that ``extensions.allow`` permits in this process.
+user_packages: set[str] = set()
+
+
+def error_in_user_code(error: BaseException) -> ConfigError | None:
+    """Return an error that blames a user's own package for an exception that was raised in it.
+
+    It names the innermost line in `user_packages`; None if the traceback passes through none of them.
+    """
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in user_packages:
+            place = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+    if place is None:
+        return None
+    return ConfigError(
+        f"{place}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+        "this code is allowed by extensions.allow; --traceback shows the full traceback, and a run "
+        "keeps it in its failure folder",
+    )
 
 
 def _address_space() -> int | None:
