@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mptrain.numerics.words import listed
+from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import BatchNorm
 
 if TYPE_CHECKING:
@@ -23,11 +25,26 @@ if TYPE_CHECKING:
 
 
 def convert_sync_batchnorm(model: nn.Module, comm: Communicator) -> nn.Module:
-    """Convert the BatchNorm layers of an FP32 model, in place, to `SyncBatchNorm`, and return the model."""
-    for module in model.modules():
-        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
-            module.__class__ = SyncBatchNorm  # type: ignore[assignment]
-            module.comm = comm  # type: ignore[assignment]
+    """Convert the BatchNorm layers of an FP32 model, in place, to `SyncBatchNorm`, and return the model.
+
+    Raises ConfigError if a layer has a ``forward`` of its own, which the conversion would lose.
+    """
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, BatchNorm)}
+    layers = {name: one for name, one in layers.items() if not isinstance(one, nn.SyncBatchNorm)}
+    own = [
+        f"{name} ({type(one).__name__})"
+        for name, one in layers.items()
+        if getattr(one.forward, "__func__", None) is not BatchNorm.forward
+    ]
+    if own:
+        raise ConfigError(
+            f"distributed.sync_batchnorm=true: {listed(own, 2)} computes something else than torch's BatchNorm, which "
+            "a synchronised one would leave out",
+            "set distributed.sync_batchnorm=false, or use torch.nn.BatchNorm2d followed by the activation",
+        )
+    for module in layers.values():
+        module.__class__ = SyncBatchNorm
+        module.comm = comm  # type: ignore[assignment]
     return model
 
 

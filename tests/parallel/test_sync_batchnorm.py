@@ -10,6 +10,7 @@ from torch import nn
 
 from mptrain.parallel import sync_batchnorm
 from mptrain.parallel.sync_batchnorm import CpuBatchNormOps, convert_sync_batchnorm
+from mptrain.system.errors import ConfigError
 
 
 @each("kind", SHAPES)
@@ -48,6 +49,31 @@ def test_an_evaluation_is_each_ranks_own():
     twin = nn.BatchNorm2d(5).eval()
     twin.load_state_dict(layer[0].state_dict())
     assert torch.equal(layer.eval()(x), twin(x))
+
+
+class WithActivation(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Renamed(nn.BatchNorm2d):
+    def _check_input_dim(self, x):
+        pass
+
+
+def test_a_layer_that_computes_something_else_is_refused_and_not_replaced():
+    patched = nn.BatchNorm2d(5)
+    patched.forward = lambda x: x
+    for odd in (WithActivation(5), patched):
+        model = nn.ModuleDict({"stem": nn.BatchNorm2d(5), "act": odd})
+        with pytest.raises(ConfigError, match=rf"sync_batchnorm=true: act \({type(odd).__name__}\) computes something"):
+            convert_sync_batchnorm(model, comm=None)
+        assert type(model["stem"]) is nn.BatchNorm2d
+    kept = nn.SyncBatchNorm(5)
+    layers = convert_sync_batchnorm(nn.Sequential(Renamed(5), kept), comm=None)
+    assert [type(one).__name__ for one in layers] == ["SyncBatchNorm", "SyncBatchNorm"]
+    assert type(layers[1]) is nn.SyncBatchNorm
+    assert type(layers[0]) is sync_batchnorm.SyncBatchNorm
 
 
 class AsOnCuda:

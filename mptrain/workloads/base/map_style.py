@@ -29,6 +29,9 @@ _ALSO = {"valid": "val", "validation": "val"}
 #: Largest number of samples that are all read to learn the number of classes.
 READ_ALL = 20_000
 
+#: Number of classes whose first samples are read to learn whether ``targets`` of a dataset are those of its samples.
+LOOKED_AT = 16
+
 
 def torch_parts(made: Any) -> dict[str, Any]:
     """Return the training, validation and test data in what a user's class or function has returned, by name.
@@ -72,10 +75,10 @@ class MapSplit(IndependentSamples):
         super().__init__(Faults())
         self.name, self.samples, inner = name, samples, samples
         rows = torch.arange(len(samples))
-        while isinstance(inner, Subset):
+        while _gives_samples_as(Subset, inner):
             rows, inner = torch.as_tensor(inner.indices)[rows], inner.dataset
         self.inner, self._rows = inner, rows
-        self.in_memory = isinstance(inner, TensorDataset)
+        self.in_memory = _gives_samples_as(TensorDataset, inner) and len(inner.tensors) == 2
         if not len(samples):
             raise DataError(f"{name} has no samples", "give it some, or leave the part out")
         self.first = self.fetch([0], 0, 0)
@@ -88,7 +91,7 @@ class MapSplit(IndependentSamples):
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return the samples with these indices as one batch."""
-        if isinstance(self.inner, TensorDataset) and len(self.inner.tensors) == 2:
+        if self.in_memory:
             rows = self._rows[torch.as_tensor(indices)]
             inputs, targets = self.inner.tensors
             return Batch(inputs[rows], targets[rows])
@@ -135,11 +138,22 @@ class MapSplit(IndependentSamples):
         known = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
         if known is not None and len(known) == len(self.inner):
             classes = torch.as_tensor(known)[self._rows]
-            if classes.dim() == 1 and classes[0] == first[0]:  # no target_transform
+            if classes.dim() == 1 and self._has(classes.long()):
                 return classes.long()
         if len(self) > READ_ALL:
             return None
         return torch.cat([self.fetch([index], 0, 0).targets.long() for index in range(len(self))])
+
+    def _has(self, classes: Tensor) -> bool:
+        """Return whether samples have these classes, which a transform of targets may change; looks at `LOOKED_AT`."""
+        first = dict(zip(reversed(classes.tolist()), reversed(range(len(classes))), strict=True))
+        return all(int(self.fetch([at], 0, 0).targets) == one for one, at in sorted(first.items())[:LOOKED_AT])
+
+
+def _gives_samples_as(kind: type[TorchDataset[Any]], dataset: Any) -> bool:
+    """Return whether a dataset is of a class of torch, or of a subclass that leaves its samples as they are."""
+    same = (getattr(type(dataset), name, None) is getattr(kind, name, None) for name in ("__getitem__", "__getitems__"))
+    return isinstance(dataset, kind) and all(same)
 
 
 def _untrained(classes: Tensor | None, count: int) -> tuple[str, ...]:

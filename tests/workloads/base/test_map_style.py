@@ -205,6 +205,53 @@ def test_classes_come_from_names_targets_or_the_samples():
     assert (batch.inputs.dtype, batch.targets.tolist()) == (torch.int64, [2, 3])
 
 
+class Halved(TensorDataset):
+    def __getitem__(self, index):
+        image, target = super().__getitem__(index)
+        return image / 2, target % 2
+
+
+class HalvedSubset(Subset):
+    def __getitem__(self, index):
+        image, target = self.dataset[self.indices[index]]
+        return image / 2, target % 2
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Renamed(TensorDataset):
+    """A subclass of torch's that leaves its samples as they are."""
+
+
+def test_what_a_subclass_of_torchs_datasets_makes_of_samples_is_kept():
+    images, targets = torch.rand(9, 3, 4, 4), torch.arange(9)
+    plain = TensorDataset(images, targets)
+    rows = [8, 2, 5, 3, 0, 1]
+    for samples in (
+        Subset(Halved(images, targets), rows),
+        HalvedSubset(plain, rows),
+        HalvedSubset(Subset(plain, [0, *rows]), range(1, 7)),
+        Subset(HalvedSubset(plain, [1, *rows]), range(1, 7)),
+    ):
+        data = MapDataset("own", torch_parts(samples), 0)
+        batch = data.train.fetch([0, 3, 5], 0, 0)
+        assert torch.equal(batch.inputs, images[[8, 3, 1]] / 2)
+        assert batch.targets.tolist() == [0, 1, 1]
+        assert (data.facts()["num_classes"], data.train.in_memory, data.train.digests()) == (2, False, [])
+        assert data.train.survey().labels.tolist() == [0, 0, 1, 1, 0, 1]
+    data = MapDataset("own", torch_parts(Subset(Renamed(images, targets), rows)), 0)
+    assert torch.equal(data.train.fetch([0, 3], 0, 0).inputs, images[[8, 3]])
+    assert (data.facts()["num_classes"], data.train.in_memory, len(data.train.digests())) == (9, True, 6)
+
+
+def test_targets_of_a_dataset_count_only_if_its_samples_have_them():
+    parity = Pairs(*[(ONE, number % 2) for number in range(10)])
+    parity.targets = list(range(10))  # the first sample of both has class 0
+    data = MapDataset("own", torch_parts(parity), 0)
+    assert (data.facts()["num_classes"], data.train.survey().labels.tolist()) == (2, [0, 1] * 5)
+
+
 def test_what_is_no_dataset_is_left_to_the_other_protocol():
     class Own:
         train = 3
