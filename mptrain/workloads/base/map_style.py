@@ -50,11 +50,15 @@ def torch_parts(made: Any) -> dict[str, Any]:
         found = dict(zip(_PARTS, made, strict=False))
     else:
         found = {name: getattr(made, name) for name in _PARTS if hasattr(made, name)}
-    found = {name: TensorDataset(*part) if _is_pair(part) else part for name, part in found.items() if part is not None}
+    found = {name: part for name, part in found.items() if part is not None}
     for name, part in found.items():
+        if _is_pair(part) and not (part[0].dim() and part[0].shape[:1] == part[1].shape[:1]):
+            shapes = " and ".join(str(list(one.shape)) for one in part)
+            raise DataError(f"{name} is a pair of tensors {shapes}", "give both the length of the samples")
         if isinstance(part, IterableDataset | DataLoader):
             why = "a run makes its own batches, and resumes by the index of a sample"
             raise DataError(f"{name} is {instance(part)}: {why}", "give a map-style torch.utils.data.Dataset")
+    found = {name: TensorDataset(*part) if _is_pair(part) else part for name, part in found.items()}
     known = all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in found.values())
     return found if "train" in found and known else {}
 
@@ -67,8 +71,8 @@ class MapSplit(IndependentSamples):
     """Split of a map-style dataset. Random transforms draw from generators seeded by (seed, epoch, index).
 
     Raises:
-        DataError: There is no sample, the inputs are uint8, or a sample is no pair of tensors or of what torch's
-            ``default_collate`` makes tensors of.
+        DataError: There is no sample, the inputs are bool or integers of less than 32 bits, or a sample is no pair of
+            tensors or of what torch's ``default_collate`` makes tensors of.
     """
 
     def __init__(self, name: str, samples: Any) -> None:
@@ -82,9 +86,10 @@ class MapSplit(IndependentSamples):
         if not len(samples):
             raise DataError(f"{name} has no samples", "give it some, or leave the part out")
         self.first = self.fetch([0], 0, 0)
-        if self.first.inputs.dtype == torch.uint8:
+        if (dtype := self.first.inputs.dtype) in (torch.uint8, torch.int8, torch.int16, torch.bool):
+            kind = str(dtype).removeprefix("torch.")
             hint = "scale them in a transform, as torchvision's ToTensor does"
-            raise DataError(f"the inputs of {name} are uint8, and a network computes with floats", hint)
+            raise DataError(f"the inputs of {name} are {kind}, and a network computes with floats", hint)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -94,7 +99,7 @@ class MapSplit(IndependentSamples):
         if self.in_memory:
             rows = self._rows[torch.as_tensor(indices)]
             inputs, targets = self.inner.tensors
-            return Batch(inputs[rows], targets[rows])
+            return Batch(inputs[rows].detach(), targets[rows].detach())
         numpy_state = np.random.get_state()
         with other_random_numbers(torch.device("cpu")):
             pairs = [self._sample(index, mix(seed, epoch, index)) for index in indices]
@@ -107,7 +112,7 @@ class MapSplit(IndependentSamples):
         if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
             kinds = " and ".join(map(instance, pairs[0]))
             raise DataError(f"{self.name} samples are pairs of {kinds}", _PAIR)
-        return Batch(inputs, targets)
+        return Batch(inputs.detach(), targets.detach())
 
     def _sample(self, index: int, word: int) -> tuple[Any, Any]:
         random.seed(word)
@@ -149,6 +154,20 @@ class MapSplit(IndependentSamples):
         first = dict(zip(reversed(classes.tolist()), reversed(range(len(classes))), strict=True))
         return all(int(self.fetch([at], 0, 0).targets) == one for one, at in sorted(first.items())[:LOOKED_AT])
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return a warning if the first or last sample, read twice with the same seed, is not the same both times."""
+        looked = () if self.in_memory else {0, len(self) - 1}
+        if all(self._digests_at(at) == self._digests_at(at) for at in looked):
+            return ()
+        return (
+            f"a sample of {self.name} that is read twice is not the same: something draws from a generator of its own "
+            "(such as numpy.random.default_rng), which no seed repeats and no resume restores; draw from torch.rand, "
+            "random or numpy.random",
+        )
+
+    def _digests_at(self, index: int) -> list[list[bytes]]:
+        return [tensor_digests(one) for one in self.fetch([index], 0, 0).tensors().values()]
+
 
 def _gives_samples_as(kind: type[TorchDataset[Any]], dataset: Any) -> bool:
     """Return whether a dataset is of a class of torch, or of a subclass that leaves its samples as they are."""
@@ -177,6 +196,7 @@ class MapDataset(SplitDataset[MapSplit]):
         self.warnings: tuple[str, ...] = (
             () if self.val or self.test else ("there is no validation data: return train, val and test",)
         )
+        self.warnings += tuple(warning for split in splits.values() for warning in split.warnings())
         self.class_names = tuple(map(str, getattr(self.train.inner, "classes", ())))
         if not self.class_names:
             known = [split.targets() for split in splits.values()]

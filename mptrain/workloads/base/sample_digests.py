@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from torch import Tensor
 
 from mptrain.workloads.base.data_files import special_file
@@ -23,8 +24,9 @@ WHOLE, PART = 1 << 16, 1 << 14
 
 
 def tensor_digests(values: Tensor) -> list[bytes]:
-    """Return a digest of each stored sample in ``[N, ...]`` on the host, of a dtype that NumPy has."""
-    return [hashlib.blake2b(row, digest_size=SIZE).digest() for row in values.contiguous().numpy()]
+    """Return a digest of each sample in ``[N, ...]``, of its bytes."""
+    rows = values.detach().cpu().contiguous().unsqueeze(-1).view(torch.uint8)  # NumPy has no bfloat16
+    return [hashlib.blake2b(row, digest_size=SIZE).digest() for row in rows.numpy()]
 
 
 def file_digests(paths: Sequence[str]) -> list[bytes]:

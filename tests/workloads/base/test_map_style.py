@@ -164,6 +164,7 @@ ONE = torch.zeros(3, 4, 4)
         (((ONE, 1, 2),), "train sample 0 is a tuple"),
         (((object(), 1),), "train samples make no batch: default_collate: batch must contain tensors"),
         (((ONE.byte(), 1),), "the inputs of train are uint8"),
+        (((ONE > 0, 1),), "the inputs of train are bool"),
         ((({"x": ONE}, 1),), "train samples are pairs of a dict and an int"),
     ],
 )
@@ -250,6 +251,44 @@ def test_targets_of_a_dataset_count_only_if_its_samples_have_them():
     parity.targets = list(range(10))  # the first sample of both has class 0
     data = MapDataset("own", torch_parts(parity), 0)
     assert (data.facts()["num_classes"], data.train.survey().labels.tolist()) == (2, [0, 1] * 5)
+
+
+class Moving(Pairs):
+    """Samples with a generator of their own, which no seed repeats."""
+
+    def __init__(self, *samples, which):
+        super().__init__(*samples)
+        self.generator, self.which = np.random.default_rng(0), which
+
+    def __getitem__(self, index):
+        image, target = super().__getitem__(index)
+        return (image + self.generator.random() if index == self.which else image), target
+
+
+def test_samples_that_no_seed_repeats_are_warned_of():
+    for which, said in ((0, True), (2, True), (None, False)):
+        moving = Moving(*[(ONE, 0)] * 3, which=which)
+        data = MapDataset("own", torch_parts((Pairs((ONE, 0)), moving)), 0)
+        assert [one[:37] for one in data.warnings] == ["a sample of val that is read twice is"] * said
+    nothing = Pairs((ONE / 0, 0), (ONE.bfloat16() / 0, 1))  # NaN equals NaN here
+    assert not MapDataset("own", torch_parts((nothing, nothing)), 0).warnings
+
+
+@pytest.mark.parametrize("wrong", [(ONE, torch.zeros(2)), (torch.zeros(3), torch.zeros(())), (torch.zeros(()),) * 2])
+def test_a_pair_of_tensors_of_different_lengths_is_named(wrong):
+    with pytest.raises(DataError, match=r"^val is a pair of tensors \["):
+        torch_parts({"train": (ONE, torch.zeros(3)), "val": wrong})
+
+
+def test_tensors_of_any_kind_train_without_a_graph_to_them():
+    images = torch.rand(6, 3, 4, 4)
+    for inputs in (images.clone().requires_grad_(), images.bfloat16(), images.double().requires_grad_()):
+        for part in ((inputs, torch.arange(6)), Pairs(*[(one, number) for number, one in enumerate(inputs)])):
+            data = MapDataset("own", torch_parts(part), 0)
+            batch = data.train.fetch([3, 1], 0, 0)
+            assert not batch.inputs.requires_grad
+            assert torch.equal(batch.inputs, inputs[[3, 1]].detach())
+            assert len(data.train.digests()) == 6 * data.train.in_memory
 
 
 def test_what_is_no_dataset_is_left_to_the_other_protocol():
