@@ -78,11 +78,12 @@ class MapSplit(IndependentSamples):
     def __init__(self, name: str, samples: Any) -> None:
         super().__init__(Faults())
         self.name, self.samples, inner = name, samples, samples
-        rows = torch.arange(len(samples))
-        while _gives_samples_as(Subset, inner):
+        rows, as_they_are = torch.arange(len(samples)), True
+        while isinstance(inner, Subset) and len(inner) == len(inner.indices):
+            as_they_are = as_they_are and _gives_samples_as(Subset, inner)
             rows, inner = torch.as_tensor(inner.indices)[rows], inner.dataset
-        self.inner, self._rows = inner, rows
-        self.in_memory = _gives_samples_as(TensorDataset, inner) and len(inner.tensors) == 2
+        self.inner, self._rows, self._as_they_are = inner, rows, as_they_are
+        self.in_memory = as_they_are and _gives_samples_as(TensorDataset, inner) and len(inner.tensors) == 2
         if not len(samples):
             raise DataError(f"{name} has no samples", "give it some, or leave the part out")
         self.first = self.fetch([0], 0, 0)
@@ -140,19 +141,31 @@ class MapSplit(IndependentSamples):
         first = self.first.targets
         if first.is_floating_point() or first.dim() != 1:
             return None
-        known = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
-        if known is not None and len(known) == len(self.inner):
-            classes = torch.as_tensor(known)[self._rows]
-            if classes.dim() == 1 and self._has(classes.long()):
-                return classes.long()
+        if (known := self._known_targets()) is not None:
+            return known
         if len(self) > READ_ALL:
             return None
         return torch.cat([self.fetch([index], 0, 0).targets.long() for index in range(len(self))])
 
-    def _has(self, classes: Tensor) -> bool:
-        """Return whether samples have these classes, which a transform of targets may change; looks at `LOOKED_AT`."""
-        first = dict(zip(reversed(classes.tolist()), reversed(range(len(classes))), strict=True))
-        return all(int(self.fetch([at], 0, 0).targets) == one for one, at in sorted(first.items())[:LOOKED_AT])
+    def class_names(self) -> tuple[str, ...]:
+        """Return ``classes`` of the dataset; nothing if a subset has made other targets of those of the dataset."""
+        names = tuple(map(str, getattr(self.inner, "classes", ())))
+        other = not self._as_they_are and hasattr(self.inner, "targets") and self._known_targets() is None
+        return () if other else names
+
+    def _known_targets(self) -> Tensor | None:
+        """Return what the dataset says to be its targets, int64 ``[N]``, if they are those of its samples; else None.
+
+        Compared are the first samples of up to `LOOKED_AT` classes.
+        """
+        said = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
+        try:
+            classes = torch.as_tensor(said)[self._rows].long()
+            first = dict(zip(reversed(classes.tolist()), reversed(range(len(classes))), strict=True))
+            looked = sorted(first.items())[:LOOKED_AT]
+            return classes if all(int(self.fetch([at], 0, 0).targets) == one for one, at in looked) else None
+        except (TypeError, ValueError, RuntimeError, IndexError):  # none, words, boxes, of another length
+            return None
 
     def warnings(self) -> tuple[str, ...]:
         """Return a warning if the first or last sample, read twice with the same seed, is not the same both times."""
@@ -197,7 +210,7 @@ class MapDataset(SplitDataset[MapSplit]):
             () if self.val or self.test else ("there is no validation data: return train, val and test",)
         )
         self.warnings += tuple(warning for split in splits.values() for warning in split.warnings())
-        self.class_names = tuple(map(str, getattr(self.train.inner, "classes", ())))
+        self.class_names = self.train.class_names()
         if not self.class_names:
             known = [split.targets() for split in splits.values()]
             if all(classes is not None for classes in known):

@@ -246,6 +246,36 @@ def test_what_a_subclass_of_torchs_datasets_makes_of_samples_is_kept():
     assert (data.facts()["num_classes"], data.train.in_memory, len(data.train.digests())) == (9, True, 6)
 
 
+class Brighter(Subset):
+    def __getitem__(self, index):
+        return self.dataset[self.indices[index]][0] + 1, self.dataset[self.indices[index]][1]
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Twice(Brighter):
+    def __len__(self):
+        return 2 * len(self.indices)
+
+    def __getitem__(self, index):
+        return super().__getitem__(index % len(self.indices))
+
+
+def test_classes_behind_a_subset_with_samples_of_its_own_count_if_they_are_theirs():
+    named = Pairs(*[(ONE, number % 4) for number in range(12)])
+    named.classes, named.targets = ["ant", "bee", "cat", "dog"], [number % 4 for number in range(12)]
+    for part in (Brighter(named, [5, 2, 3]), Subset(Brighter(named, range(12)), [5, 2, 3])):
+        data = MapDataset("own", torch_parts(part), 0)
+        assert (data.class_names, data.train.survey().labels.tolist()) == (("ant", "bee", "cat", "dog"), [1, 2, 3])
+        assert data.train.first.inputs.min() == 1
+    other = MapDataset("own", torch_parts(HalvedSubset(named, range(12))), 0)  # not the classes with those names
+    assert (other.class_names, other.train.survey().labels.tolist()) == (("0", "1"), [0, 1] * 6)
+    assert MapDataset("own", torch_parts(Twice(named, [5, 2])), 0).train.survey().labels.tolist() == [1, 2, 1, 2]
+    named.targets = ["ant", "bee"] * 6  # no numbers
+    assert MapDataset("own", torch_parts(named), 0).train.survey().labels.tolist() == [0, 1, 2, 3] * 3
+
+
 def test_targets_of_a_dataset_count_only_if_its_samples_have_them():
     parity = Pairs(*[(ONE, number % 2) for number in range(10)])
     parity.targets = list(range(10))  # the first sample of both has class 0
