@@ -30,6 +30,7 @@ from mptrain.system.errors import (
     error_in_user_code,
     kernel_refusal,
     out_of_memory,
+    user_packages,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda:
     Returns:
         The exit code (see `mptrain.system.errors`).
     """
+    user_packages.clear()
     # torch's C++ warnings, such as retries of the rendezvous, are meant for developers of torch.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for name in ("stdout", "stderr"):

@@ -59,8 +59,7 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
         )
     if any(part.startswith("_") for part in path.split(".")):
         raise ConfigError(f"_target_ '{path}' is private", "name a public class or function")
-    user_packages.update(pattern.partition(".")[0] for pattern in allow)
-    user_packages.difference_update(_NOT_OF_USERS)
+    user_packages.update(packages_of_users(allow))
     module = _import(module_name, path)
     if not hasattr(module, name):
         words = [word for word in dir(module) if not word.startswith("_") and callable(getattr(module, word))]
@@ -79,6 +78,11 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
             _how_to_allow(home, allow),
         )
     return cast("Callable[..., Any]", target)
+
+
+def packages_of_users(allow: Sequence[str]) -> set[str]:
+    """Return the first names of the packages that patterns allow beyond those of `PACKAGES`."""
+    return {pattern.partition(".")[0] for pattern in allow} - _NOT_OF_USERS
 
 
 def is_allowed(path: str, allow: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ import traceback
 from typing import Any
 
 from mptrain.build.workload import name_doctor
+from mptrain.config.allowed_targets import packages_of_users
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with
 from mptrain.config.value_checks import first_line
@@ -61,9 +62,9 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
         )
     elif isinstance(error, FirstBatchError) and error.__cause__ is not None:
         cause = error.__cause__
-        own = error_in_user_code(cause) or error
+        own = error_in_user_code(cause, packages_of_users(config.extensions.allow)) or error
     elif isinstance(error, Exception) and not isinstance(error, MptrainError):
-        own = error_in_user_code(error)
+        own = error_in_user_code(error, packages_of_users(config.extensions.allow))
     if own is not None:
         failure_status(cause, directory)  # keeps the traceback
     return own or error

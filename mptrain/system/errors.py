@@ -23,7 +23,7 @@ import difflib
 import errno
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -209,18 +209,18 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
     return None
 
 
-#: First names of the packages that ``extensions.allow`` permits in this process.
+#: First names of the packages that ``extensions.allow`` has permitted in this command.
 user_packages: set[str] = set()
 
 
-def error_in_user_code(error: BaseException) -> ConfigError | None:
+def error_in_user_code(error: BaseException, packages: Collection[str] = user_packages) -> ConfigError | None:
     """Return an error that blames a user's own package for an exception that was raised in it.
 
-    It names the innermost line in `user_packages`; None if the traceback passes through none of them.
+    It names the innermost line in one of ``packages``, given by first names; None if the traceback passes through none.
     """
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in user_packages:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages:
             place = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
     if place is None:
         return None

@@ -255,6 +255,8 @@ def test_trap_27_fused_kernels_skip_on_device_after_one_update(name, monkeypatch
     kind, _ = torch_optimizer(name)
     model, weights = make("fp32", adapt(kind, arguments))
     twin = make("fp32", adapt(kind, arguments))
+    if not weights.updater._fused:
+        pytest.skip(f"fused kernels of {name} in this torch unscale and skip nothing")  # Adagrad's of torch 2.11
     weights.updater._on_host = False
     reads = []
     monkeypatch.setattr(weights.updater, "_read", lambda skip, lr: (reads.append(1), (skip.item() == 1, lr.item()))[1])
