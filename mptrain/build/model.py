@@ -92,7 +92,7 @@ def draw_model(config: Config, dataset: Dataset, comm: Communicator, *, load: bo
 def place_model(config: Config, drawn: DrawnModel, device: torch.device, comm: Communicator) -> PlacedModel:
     """Move a model to the device, cast it as the precision mode says, and lay its weights out in memory.
 
-    Raises ConfigError if evaluations need a copy of the model and it cannot be copied.
+    Raises ConfigError if the model is to be sharded and cannot be copied.
     """
     model, policy, sharded = drawn.model, config.precision, is_sharded_by(config, comm.world_size)
     clamped = clamp_to_range(model, policy)

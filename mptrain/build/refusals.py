@@ -45,10 +45,13 @@ def refuse_single_samples(config: Config, parts: Parts, *, trains: bool) -> None
         for rest in {min(size, len(loader.split)), len(loader.split) % size} - {0}
         if rest // min(rest, accumulate if name == "train" else world_size) == 1
     ]
-    if not any(isinstance(module, BatchNorm) for module in parts.model.modules()):
+    if not single or not any(isinstance(module, BatchNorm) for module in parts.model.modules()):
+        return
+    model = gather_model(parts)
+    if _no_copy(model):  # torch raises at that batch, then
         return
     for name, split in single:
-        trial = cast("Any", copy.deepcopy(gather_model(parts))).train(name == "train")
+        trial = cast("Any", copy.deepcopy(model)).train(name == "train")
         sample = parts.prepare(split.fetch([0], 0, config.seed))
         try:
             with torch.no_grad(), parts.plan.products.context, parts.plan.autocast:
@@ -67,23 +70,22 @@ def refuse_single_samples(config: Config, parts: Parts, *, trains: bool) -> None
 
 
 def require_copies(config: Config, model: nn.Module, *, sharded: bool) -> None:
-    """Refuse a model that cannot be copied if evaluations need a copy; must run before the model is sharded.
+    """Refuse a model that is to be sharded and cannot be copied; must run before.
 
     Such models hold tensors computed from parameters, as the older weight and spectral norms do.
     """
-    policy = config.precision
-    copied = {
-        "train.ema_decay": config.train.ema_decay is not None,
-        "precision.eval=fp32": policy.eval == "fp32" and policy.parameters != "float32",
-        "distributed=fsdp2": sharded,
-    }
-    key = next((key for key, needed in copied.items() if needed), "")
-    if not key:
-        return
+    if sharded and (why := _no_copy(model)):
+        raise ConfigError(
+            f"distributed=fsdp2 evaluates a copy of the model, and {config.model.path} cannot be copied: {why}",
+            "use torch.nn.utils.parametrizations instead of torch.nn.utils.weight_norm or spectral_norm, or choose "
+            "distributed=ddp",
+        )
+
+
+def _no_copy(model: nn.Module) -> str:
+    """Return why a model cannot be copied; empty if it can."""
     try:
         copy.deepcopy(model)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{key} evaluates a copy of the model, and {config.model.path} cannot be copied: {first_line(error)}",
-            "use torch.nn.utils.parametrizations instead of torch.nn.utils.weight_norm or spectral_norm",
-        ) from error
+    except Exception as error:  # a model of a user may hold anything
+        return f"{type(error).__name__}: {first_line(error)}"
+    return ""

@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -88,34 +88,71 @@ def measuring(
     prepare = parts.prepare_float32 if wide else parts.prepare
     inert = contextlib.nullcontext()
     products, autocast = (inert, inert) if wide else (parts.plan.products.context, parts.plan.autocast)
-    model = _model_to_measure(parts, wide=wide, average=average)
-    with in_evaluation_mode(parts, model), products:
+    model = gather_model(parts)
+    with in_evaluation_mode(parts, model, _weights_to_measure(parts, model, wide=wide, average=average)), products:
         yield model, prepare, autocast
 
 
 @contextlib.contextmanager
-def in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
-    """Evaluate a model inside the ``with`` block: no gradients, separate random numbers, and its buffers restored."""
+def in_evaluation_mode(
+    parts: Parts, model: nn.Module, weights: contextlib.AbstractContextManager[None] | None = None
+) -> Iterator[None]:
+    """Evaluate a model inside the ``with`` block: no gradients, separate random numbers, and its buffers restored.
+
+    ``weights`` is entered before the model is in its evaluation mode, and left after it.
+    """
     was_training = model.training
-    model.eval()
     parts.plan.guard.snapshot()
     try:
-        with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank):
-            yield
+        with weights or contextlib.nullcontext():
+            model.eval()
+            try:
+                with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank):
+                    yield
+            finally:
+                model.train(was_training)
     finally:
         parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
-        model.train(was_training)
 
 
-def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
-    """Return the model itself, or a copy if other weights or dtypes are requested."""
-    averages = {name: whole(value) for name, value in parts.averages().items()} if average else {}
-    if wide and parts.policy.parameters != "float32":
-        weights = {name: whole(value) for name, value in parts.full_precision().items()}
-        return in_float32(gather_model(parts), {**weights, **averages})
-    if parts.blank is not None:
-        return with_weights(gather_model(parts), averages)
-    return with_weights(copy.deepcopy(parts.model), averages) if averages else parts.model
+@contextlib.contextmanager
+def _weights_to_measure(parts: Parts, model: nn.Module, *, wide: bool, average: bool) -> Iterator[None]:
+    """Give the model itself the weights and dtypes requested inside the ``with`` block.
+
+    The tensors stay the same objects with other data, because closures, hooks and attributes may refer to them; in a
+    copy of the model they would lead to the original.
+    """
+    values = {name: whole(value) for name, value in parts.averages().items()} if average else {}
+    wide = wide and parts.policy.parameters != "float32"
+    if wide:
+        values = {**{name: whole(value) for name, value in parts.full_precision().items()}, **values}
+    tensors: dict[str, Tensor] = {name: one for name, one in model.named_parameters() if wide or name in values}
+    tensors |= dict(model.named_buffers()) if wide else {}
+    tensors = {name: one for name, one in tensors.items() if one.is_floating_point()}
+    before = [(one, one.data) for one in tensors.values()]
+    kept: list[Any] = [module for module in model.modules() if wide and hasattr(module, "answers_in")]
+    answers = [module.answers_in for module in kept]
+    try:
+        for name, one in tensors.items():
+            dtype = torch.float32 if wide else one.dtype
+            one.data = torch.empty_like(one.data, dtype=dtype).copy_(saturated(values.get(name, one.data), dtype))
+        for module in kept:
+            module.answers_in = torch.float32
+        if tensors:
+            _join_recurrent_weights(model)
+        yield
+    finally:
+        for one, data in before:
+            one.data = data
+        for module, dtype in zip(kept, answers, strict=True):
+            module.answers_in = dtype
+
+
+def _join_recurrent_weights(model: nn.Module) -> None:
+    """Lay the weights of each recurrent layer out as cuDNN needs them; else it would do so in each call."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
 
 
 def gather_model(parts: Parts) -> nn.Module:
@@ -130,11 +167,6 @@ def gather_model(parts: Parts) -> nn.Module:
     dtypes = {name: p.dtype for name, p in model.named_parameters()}
     values = {name: saturated(whole(value), dtypes[name]) for name, value in parts.model.named_parameters()}
     return with_values(model, values)
-
-
-def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Module:
-    """Return an FP32 copy of a model, with the values of its FP32 master weights, by name, where there are any."""
-    return with_weights(copy.deepcopy(model).float(), full_precision)
 
 
 def without_storage(model: nn.Module) -> nn.Module:
@@ -169,7 +201,5 @@ def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
         for name, parameter in model.named_parameters():
             if name in values:
                 parameter.copy_(saturated(values[name], parameter.dtype))
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # cuDNN would join the weights of a copy in each call
+    _join_recurrent_weights(model)
     return model

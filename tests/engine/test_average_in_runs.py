@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+
 import pytest
 import torch
 from small_runs import TINY, Kept, continue_loop, loop_of, whole_and_resumed
+from torch import nn
 
-from mptrain.engine.evaluate import _model_to_measure, evaluate
+from mptrain.engine.evaluate import evaluate, measuring
 from mptrain.system.records import EvalRecord
 
 
@@ -59,14 +63,70 @@ def test_an_average_that_is_switched_on_later_begins_with_the_saved_weights_and_
 
 
 def test_the_average_of_an_lstm_is_evaluated_with_joined_weights_and_training_keeps_its_own(tmp_path, monkeypatch):
-    """cuDNN would join the weights of a copy in every call."""
+    """cuDNN would join weights with other memory in every call."""
     joined = []
-    monkeypatch.setattr(torch.nn.LSTM, "flatten_parameters", lambda self: joined.append(self))  # noqa: PLW0108 - bound
     words = ("model=char_lstm", "train.ema_decay=0.9", "train.batch_size=4", "train.max_steps=1")
     parts = loop_of(tmp_path, *words).parts
-    own = [module for module in parts.model.modules() if isinstance(module, torch.nn.LSTM)]
-    joined.clear()
-    copies = [module for module in _model_to_measure(parts, wide=False, average=True).modules() if module in joined]
-    assert len(copies) == len(own) > 0
-    assert not any(layer in joined for layer in own)
-    assert _model_to_measure(parts, wide=False, average=False) is parts.model
+    places = {name: one.data_ptr() for name, one in parts.model.named_parameters()}
+    monkeypatch.setattr(
+        torch.nn.LSTM, "flatten_parameters", lambda self: joined.append([one.data_ptr() for one in self.parameters()])
+    )
+    for average in (True, False):
+        joined.clear()
+        with measuring(parts, average=average) as (model, *_):
+            assert model is parts.model
+            assert len(joined) == average * sum(isinstance(module, torch.nn.LSTM) for module in model.modules())
+            assert not {*places.values()} & {one for layer in joined for one in layer}
+        assert {name: one.data_ptr() for name, one in model.named_parameters()} == places
+
+
+class Entangled(nn.Module):
+    """A network whose closure, hook, weak reference, cache and lock a copy would not carry over, or refuse."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.head = nn.Linear(64, 32), nn.Linear(64, 32), nn.Linear(32, 10)
+        self.register_buffer("seen", torch.zeros(()))
+        self.apply_first = lambda x: self.first(x).relu()
+        self.first.register_forward_hook(lambda module, args, out: out + self.gate(args[0]))
+        self.other, self.cache, self.lock = weakref.ref(self.head), [], threading.Lock()
+
+    def forward(self, images):
+        with self.lock, torch.no_grad():
+            self.seen.add_(1)
+        self.cache = [self.apply_first(images.flatten(1)), self.head.weight.tanh()]
+        return self.other()(self.cache[0])
+
+
+class Plain(Entangled):
+    def forward(self, images):
+        flat = images.flatten(1)
+        return self.head((nn.functional.linear(flat, self.first.weight, self.first.bias) + self.gate(flat)).relu())
+
+
+@pytest.mark.parametrize(("precision", "wide"), [("fp32", "same"), ("fp16_dynamic", "fp32"), ("bf16_pure", "fp32")])
+def test_a_network_with_references_to_itself_is_evaluated_with_the_weights_asked_for(
+    tmp_path, monkeypatch, precision, wide
+):
+    words = (*TINY, f"precision={precision}", "train.ema_decay=0.9", f"precision.eval={wide}", "train.max_steps=12")
+    monkeypatch.setattr("mptrain.build.model.build_model", lambda *_: Entangled())
+    torch.manual_seed(0)
+    loop = loop_of(tmp_path, *words)
+    loop.run()
+    parts = loop.parts
+    before = {name: (one.data_ptr(), one._version, one.clone()) for name, one in parts.model.state_dict().items()}
+    found = measured(loop)
+    for name, one in parts.model.state_dict().items():
+        place, version, value = before[name]
+        assert (one.data_ptr(), torch.equal(one, value)) == (place, True)
+        assert one._version == version or name == "seen"
+    plain = Plain()
+    plain.load_state_dict({**{name: one.float() for name, one in parts.model.state_dict().items()}, **parts.averages()})
+    if wide == "same":
+        plain.to(parts.model.head.weight.dtype)
+    with torch.no_grad():
+        sums = torch.zeros((), dtype=torch.float64)
+        for batch in map(parts.prepare_float32, parts.loaders["val"].batches(epoch=0)):
+            sums += nn.functional.cross_entropy(plain(batch.inputs), batch.targets, reduction="sum")
+    assert found["loss"] == pytest.approx(sums.item() / 200, rel=1e-5)
+    assert found["loss"] != pytest.approx(measured(loop, average=False)["loss"], rel=1e-3)
