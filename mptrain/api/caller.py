@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from mptrain.system.device import begun
@@ -22,14 +21,13 @@ _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")
 def caller_restored() -> Iterator[None]:
     """Restore generators of random numbers, filters of warnings, variables and the current folder afterwards."""
     device = begun() or torch.device("cpu")
-    states, drawn, folder = random_state(device), np.random.get_state(), Path.cwd()
+    states, folder = random_state(device), Path.cwd()
     variables = {name: os.environ.get(name) for name in _VARIABLES}
     try:
         with warnings.catch_warnings():
             yield
     finally:
         os.chdir(folder)
-        np.random.set_state(drawn)
         set_random_state(states, device)
         for name, value in variables.items():
             if value is None:

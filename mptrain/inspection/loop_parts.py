@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
@@ -267,9 +266,8 @@ def loop_config(
 
     Raises ConfigError as `Loop`, or if the words, such as ``precision=amp_dynamic``, are invalid.
     """
-    device, drawn = next((one.device for one in model.parameters()), torch.device("cpu")), np.random.get_state()
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
     with contextlib.ExitStack() as restore:
-        restore.callback(np.random.set_state, drawn)
         for setting in (settings_restored(), other_random_numbers(device)):
             restore.enter_context(setting)
         for mode in (torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False)):

@@ -64,7 +64,7 @@ class UpdateInputs(NamedTuple):
     """Device values that an update rule reads in one update, each float32 of shape (1,).
 
     Attributes:
-        step: Number of this update, from 1; unchanged if the update is skipped.
+        step: Number of this update of these parameters, from 1; unchanged if the update is skipped.
         grad_scale: Divisor of every gradient: the loss scale with the clip coefficient folded in, or None.
         skip: 1 skips the update, 0 applies it.
     """

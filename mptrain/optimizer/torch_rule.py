@@ -91,10 +91,14 @@ class TorchRule:
             ]
             if groups:
                 try:
-                    optimizers.append(kind(groups, **prefer_fused(kind, arguments, leaves[0].device)))
+                    made = kind(groups, **prefer_fused(kind, arguments, leaves[0].device))
                 except Exception as error:  # constructors of third parties may raise anything
                     raise self.failed("cannot be made of the model's parameters", error) from error
-                factors += [own.lr_factor for own in alike]
+                optimizers.append(made)
+                # As the optimizer keeps them: it may sort or split groups, or choose a rate of its own for some.
+                given = {self.lr * own.lr_factor: own.lr_factor for own in alike}
+                for lr in (float(group.get("lr", self.lr)) for group in made.param_groups):
+                    factors.append(given[lr] if lr in given else lr / self.lr if self.lr else 1.0)
         return optimizers, factors
 
     def failed(self, what: str, error: Exception) -> ConfigError:
@@ -186,7 +190,8 @@ def prefer_fused(kind: OptimizerClass, arguments: Mapping[str, Any], device: tor
     """
     chosen = any(arguments.get(option) is not None for option in ("fused", "foreach"))
     own = inspect.isclass(kind) and getattr(torch.optim, kind.__name__, None) is kind
-    if chosen or arguments.get("differentiable") or not own or not capabilities(device).fused:
+    odd = arguments.get("differentiable") or arguments.get("dampening")  # for which see begin_late_momentum
+    if chosen or odd or not own or not capabilities(device).fused:
         return dict(arguments)
     there = has_kernel(f"aten::_fused_{kind.__name__.lower()}_", device.type.upper())
     return {**arguments, "fused": True} if there else dict(arguments)

@@ -27,7 +27,7 @@ from mptrain.optimizer.torch_rule import TorchRule, public_name
 from mptrain.optimizer.torch_state import TorchState, groups_of
 from mptrain.system.device import capabilities
 from mptrain.system.errors import out_of_memory
-from mptrain.system.torch_private import foreach_div, fused_step, has_step_hooks, skips_on_device
+from mptrain.system.torch_private import begin_late_momentum, foreach_div, fused_step, has_step_hooks, skips_on_device
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
@@ -60,6 +60,7 @@ class TorchUpdater:
         self._begun: set[tuple[bool, ...]] = set()
         self._fused = all(skips_on_device(one) and not has_step_hooks(one) for one in self._optimizers)
         self._on_host = capabilities(device).host
+        self._may_keep = not all(public_name(type(one)).startswith("torch.optim.") for one in self._optimizers)
 
     @property
     def reads(self) -> bool:
@@ -94,6 +95,8 @@ class TorchUpdater:
         checked = nullcontext() if on_device else self._first_updates.checked(rate, verdict.grad_norm)
         with checked, torch.no_grad():
             for optimizer in self._optimizers:
+                if self._fused and not on_device:
+                    begin_late_momentum(optimizer)
                 self._step(optimizer, grad_scale, verdict.skip if on_device else None)
             self._take_over(places)
         for leaf in self._leaves:
@@ -151,7 +154,10 @@ class TorchUpdater:
 
     def _take_over(self, places: Sequence[int]) -> None:
         """Copy weights to which an update gave other memory back to the working tensors, or raise ConfigError."""
-        own = {id(leaf) for group in groups_of(self._optimizers) for leaf in group["params"]}
+        groups = groups_of(self._optimizers)
+        if len(groups) != len(self._factors):
+            raise self._rule.refused("adds or removes groups of parameters in an update")
+        own = {id(leaf) for group in groups for leaf in group["params"]}
         if own != set(map(id, self._leaves)):
             raise self._rule.refused("replaces parameters in its groups, and the model keeps the old ones")
         for name, leaf, work, place in zip(self._names, self._leaves, self._masters.work, places, strict=True):
@@ -169,6 +175,8 @@ class TorchUpdater:
         divided = [grad if grad.dtype == leaf.dtype else grad.to(leaf.dtype) for leaf, grad in there]
         if grad_scale is not None and there:
             divided = list(foreach_div(divided, grad_scale[0]))
+        elif self._may_keep:  # these gradients may be in memory that the next step uses again
+            divided = [grad.clone() for grad in divided]
         for (leaf, _), grad in zip(there, divided, strict=True):
             fits = grad.dtype == leaf.dtype and grad.stride() == leaf.stride()
             leaf.grad = grad if fits else torch.empty_like(leaf, requires_grad=False).copy_(grad)

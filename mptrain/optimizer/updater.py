@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,7 @@ class Updater:
         self._state = [rule.state(work) for work in masters.work]
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
+        self._cohorts = [_Cohort({*range(len(self._names))})]
         self._groups: dict[tuple[bool, ...], list[_Members]] = {}
 
     def describe(self) -> str:
@@ -48,10 +50,13 @@ class Updater:
         self.step.add_(verdict.applied)
         inputs = UpdateInputs(lr=lr, step=self.step, grad_scale=grad_scale, skip=verdict.skip)
         self._masters.copy_from_params()
+        live = tuple([grad is not None for grad in grads])
+        if not all(live):
+            self._count_missed(live, verdict.applied)
         with torch.no_grad():  # some working tensors are the parameters themselves
-            for members in self._live_groups(grads):
+            for members in self._live_groups(live):
                 members.follow_weights()
-                self._rule.apply(members.group, members.of(grads), members.at_own_rate(inputs))
+                self._rule.apply(members.group, members.of(grads), members.own(inputs))
         increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
         self._masters.copy_to_params()
 
@@ -59,13 +64,15 @@ class Updater:
         """Return the optimizer state for a checkpoint.
 
         ``step``, float32 of shape (1,), is the number of applied updates; ``state`` has for each parameter name its
-        state tensors by name, in their own dtype.
+        state tensors by name, in their own dtype; ``missed``, if there are any, the number of applied updates without a
+        gradient by parameter name, float32 of shape (1,).
         """
         state = {
             name: {key: as_part_of(tensor, p) for key, tensor in tensors.items()}
             for name, p, tensors in zip(self._names, self._params, self._state, strict=True)
         }
-        return {"step": self.step, "state": state}
+        missed = {self._names[i]: one.missed for one in self._cohorts if one.missed is not None for i in one.indices}
+        return {"step": self.step, "state": state, **({"missed": missed} if missed else {})}
 
     def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
         """Load an optimizer state, matched by parameter name, in the present dtypes, so that FP32 moments stay FP32.
@@ -83,17 +90,57 @@ class Updater:
             for key, tensor in tensors.items():
                 tensor.copy_(part_for(state[name][key], p))
         self.step.copy_(step)
+        missed = saved.get("missed", {})
+        assert isinstance(missed, dict)
+        alike: dict[float, set[int]] = {}
+        for index, name in enumerate(self._names):
+            alike.setdefault(float(missed.get(name, 0.0)), set()).add(index)
+        self._cohorts = [
+            _Cohort(indices, torch.full_like(self.step, count) if count else None) for count, indices in alike.items()
+        ]
+        self._groups = {}
         return []
 
-    def _live_groups(self, grads: list[Tensor | None]) -> list[_Members]:
-        live = tuple([grad is not None for grad in grads])
+    def _count_missed(self, live: tuple[bool, ...], applied: Tensor) -> None:
+        """Count an update for the parameters without a gradient; those of a cohort that differ now are parted."""
+        for cohort in [*self._cohorts]:
+            absent = {index for index in cohort.indices if not live[index]}
+            if not absent:
+                continue
+            parted = cohort
+            if absent != cohort.indices:
+                cohort.indices -= absent
+                parted = _Cohort(absent, None if cohort.missed is None else cohort.missed.clone())
+                self._cohorts.append(parted)
+                self._groups = {}
+            if parted.missed is None:
+                parted.missed = torch.zeros_like(self.step)
+            parted.missed.add_(applied)
+
+    def _live_groups(self, live: tuple[bool, ...]) -> list[_Members]:
         if live not in self._groups:
-            work, alike = self._masters.work, dict[tuple[ParameterOptions, torch.dtype], list[int]]()
+            work, alike = self._masters.work, dict[tuple[ParameterOptions, torch.dtype, int], list[int]]()
+            cohorts = {index: number for number, one in enumerate(self._cohorts) for index in one.indices}
             for index, own in enumerate(self._options):
                 if live[index]:
-                    alike.setdefault((own, work[index].dtype), []).append(index)
-            self._groups[live] = [_Members(indices, own, work, self._state) for (own, _), indices in alike.items()]
+                    alike.setdefault((own, work[index].dtype, cohorts[index]), []).append(index)
+            self._groups[live] = [
+                _Members(indices, own, self._cohorts[number], work, self._state)
+                for (own, _, number), indices in alike.items()
+            ]
         return self._groups[live]
+
+
+@dataclass
+class _Cohort:
+    """Parameters that have had gradients in the same updates, by index.
+
+    ``missed``, float32 of shape (1,), is the number of applied updates without one; None for 0. As in torch's
+    optimizers, the bias correction of a parameter counts its own updates.
+    """
+
+    indices: set[int]
+    missed: Tensor | None = None
 
 
 class _Members:
@@ -104,9 +151,14 @@ class _Members:
     """
 
     def __init__(
-        self, indices: list[int], options: ParameterOptions, work: list[Tensor], state: list[dict[str, Tensor]]
+        self,
+        indices: list[int],
+        options: ParameterOptions,
+        cohort: _Cohort,
+        work: list[Tensor],
+        state: list[dict[str, Tensor]],
     ) -> None:
-        self._indices, self._options = indices, options
+        self._indices, self._options, self._cohort = indices, options, cohort
         self._weights, self._kept = [work[i] for i in indices], [state[i] for i in indices]
         self._places: list[tuple[int, tuple[int, ...]]] = []
         self.follow_weights()
@@ -127,8 +179,10 @@ class _Members:
             weight_decay=self._options.weight_decay,
         )
 
-    def at_own_rate(self, inputs: UpdateInputs) -> UpdateInputs:
-        factor = self._options.lr_factor
+    def own(self, inputs: UpdateInputs) -> UpdateInputs:
+        factor, missed = self._options.lr_factor, self._cohort.missed
+        if missed is not None:
+            inputs = inputs._replace(step=inputs.step - missed)
         return inputs if factor == 1 else inputs._replace(lr=inputs.lr * factor)
 
     def of(self, grads: list[Tensor | None]) -> list[Tensor]:

@@ -5,27 +5,31 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from mptrain.system import device as devices
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's random generator, and torch's on every device, so that a training run can be reproduced."""
+    """Seed the generators of Python, of NumPy, and of torch on every device, so that a run can be reproduced."""
     random.seed(seed)
+    np.random.seed(seed % 2**32)
     devices.seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's, torch's and an accelerator's random generators by name, for a checkpoint.
+    """Return the states of Python's, NumPy's, torch's and an accelerator's generators by name, for a checkpoint.
 
-    The names are ``python``, ``torch``, and the device type such as ``cuda``. The values are of types that
+    The names are ``python``, ``numpy``, ``torch``, and the device type such as ``cuda``. The values are of types that
     ``torch.load(..., weights_only=True)`` accepts.
     """
     version, internal, gauss = random.getstate()
+    _, key, position, has_gauss, cached = cast("tuple[str, Any, int, int, float]", np.random.get_state())
     states: dict[str, Any] = {
+        "numpy": {"key": key.tolist(), "position": position, "has_gauss": has_gauss, "gauss": cached},
         "python": {"version": version, "internal": list(internal), "gauss": gauss},
         "torch": torch.get_rng_state(),
     }
@@ -37,10 +41,12 @@ def random_state(device: torch.device) -> dict[str, Any]:
 def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
     """Restore the states of the random generators that `random_state` returned, such as those of a checkpoint.
 
-    An accelerator's generator is left unchanged if no state of its device type was saved.
+    NumPy's generator and an accelerator's are left unchanged if no state of theirs was saved.
     """
     python = states["python"]
     random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
+    if numpy := states.get("numpy"):
+        np.random.set_state(("MT19937", numpy["key"], numpy["position"], numpy["has_gauss"], numpy["gauss"]))
     torch.set_rng_state(states["torch"])
     if device.type != "cpu" and device.type in states:
         devices.set_random_state(states[device.type], device)

@@ -146,6 +146,21 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def begin_late_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give fused SGD a buffer of zeros for each parameter whose gradients begin later than those of others.
+
+    torch's fused kernel takes buffers of all parameters, or of none. Without dampening, zeros are what it begins with.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        there = [one for one in group["params"] if one.grad is not None]
+        late = [one for one in there if optimizer.state[one].get("momentum_buffer") is None]
+        if group["momentum"] and not group["dampening"] and 0 < len(late) < len(there):
+            for one in late:
+                optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one, requires_grad=False)
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether functions are hooked into the updates of an optimizer, for it alone or for all optimizers."""
     of_all = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)

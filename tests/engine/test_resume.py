@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, steps_of, whole_and_resumed
@@ -186,3 +188,30 @@ def test_a_network_that_asks_for_the_version_of_its_weights_goes_on(tmp_path):
     )
     whole, resumed = whole_and_resumed(tmp_path, *words, after=1)
     assert steps_of(resumed) == steps_of(whole)
+
+
+class Drawing(nn.Module):
+    """A network that draws from every generator of a process in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images):
+        drawn = torch.rand(()) + random.random() + np.random.rand() + np.random.randn()
+        return self.head(images.flatten(1)) * drawn
+
+
+def test_every_generator_is_seeded_saved_and_left_alone_by_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setattr("mptrain.build.model.build_model", lambda *_: Drawing())
+
+    def losses(root):
+        np.random.seed(len(str(root)))  # whatever the process has drawn before
+        whole, resumed = whole_and_resumed(root, *TINY, after=7)
+        return [[step["loss"] for step in steps_of(loop)] for loop in (whole, resumed)]
+
+    one, other = losses(tmp_path / "a"), losses(tmp_path / "other")
+    assert one[0] == one[1] == other[0] == other[1]
+    assert len(one[0]) == 18

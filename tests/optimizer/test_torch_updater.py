@@ -23,6 +23,7 @@ from mptrain.optimizer import (
     torch_optim_state,
     torch_optimizer,
 )
+from mptrain.optimizer.rules import ParameterOptions
 from mptrain.optimizer.torch_rule import prefer_fused
 from mptrain.optimizer.torch_state import groups_of
 from mptrain.system.errors import ConfigError
@@ -475,3 +476,96 @@ def test_state_of_every_kind_is_restored_in_its_dtype():
     kept = plain(saved)
     run(model, weights, seed=2)
     assert plain(other.updater.state_dict()) == kept  # a copy, not the tensors of the checkpoint
+
+
+class Sorted(torch.optim.SGD):
+    """Groups in another order than they were given."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr=lr)
+        self.param_groups.reverse()
+
+
+class Split(torch.optim.SGD):
+    """Each group becomes one of matrices and one of the others, which learn at a tenth of the rate."""
+
+    def add_param_group(self, group):
+        for matrices, share in ((True, 1.0), (False, 0.1)):
+            if params := [one for one in group["params"] if (one.ndim == 2) is matrices]:
+                super().add_param_group({**group, "params": params, "lr": group.get("lr", self.defaults["lr"]) * share})
+
+
+class Growing(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        self.param_groups.append({**self.param_groups[0], "params": []})
+
+
+@pytest.mark.parametrize(("kind", "shares"), [(Sorted, (1.0, 1.0)), (Split, (1.0, 0.1))])
+def test_groups_that_an_optimizer_sorts_splits_or_gives_rates_of_their_own_keep_their_rates(kind, shares):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    factors = {"0.weight": 0.5, "0.bias": 0.5, "1.weight": 1.0, "1.bias": 1.0}
+    options = {name: ParameterOptions(factor, 0.0) for name, factor in factors.items()}
+    weights = Weights(dict(model.named_parameters()), adapt(kind, {"lr": 0.1}), master_weights=False, options=options)
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
+    scale = torch.ones(1)
+    weights.update(weights.judge(scale, skip_on_overflow=True), torch.tensor([0.2]), scale)
+    for name, one in model.named_parameters():
+        rate = 0.2 * factors[name] * shares[name.endswith("bias")]
+        torch.testing.assert_close(before[name] - one, torch.full_like(one, rate))
+
+
+def test_groups_that_come_later_are_refused_by_name():
+    model, weights = make("fp32", adapt(Growing, {"lr": 0.1}))
+    with pytest.raises(ConfigError, match="Growing adds or removes groups of parameters"):
+        run(model, weights)
+
+
+@each("fused", [None, True])
+def test_momentum_of_gradients_that_begin_late_is_torchs(fused):
+    rule = adapt(torch.optim.SGD, {"momentum": 0.9, **({"fused": True} if fused else {})})
+    plain = adapt(torch.optim.SGD, {"momentum": 0.9, "foreach": False})
+    (model, weights), twin = make("fp32", rule), make("fp32", plain)
+    for step, without_grad in enumerate([("bias",), ("bias",), (), ("scalar",), ()]):
+        for one in ((model, weights), twin):
+            run(*one, seed=step, without=without_grad)
+    for name, one in model.named_parameters():
+        torch.testing.assert_close(one, twin[0].get_parameter(name), rtol=1e-6, atol=1e-6)
+
+
+class Optimistic(torch.optim.SGD):
+    """Keeps a reference to the gradient, or a copy of it."""
+
+    def __init__(self, params, lr=0.1, copies=False):
+        super().__init__(params, lr=lr)
+        self.copies = copies
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for one in self.param_groups[0]["params"]:
+            before = self.state[one].get("before", torch.zeros_like(one))
+            one.add_(one.grad + 0.5 * (one.grad - before), alpha=-0.1)
+            self.state[one]["before"] = one.grad.clone() if self.copies else one.grad
+
+
+@each("kind", KINDS)
+@each("micro", [1, 2])
+def test_a_gradient_that_an_optimizer_keeps_is_not_written_again(kind, micro):
+    found = []
+    for copies in (False, True):
+        model, weights = make(kind, adapt(Optimistic, {"copies": copies}))
+        for step in range(4):
+            weights.gradients.zero_grad()
+            generator = torch.Generator().manual_seed(step)
+            for _ in range(micro):
+                for one in model.parameters():
+                    grad = torch.randn(one.shape, generator=generator).to(one.dtype)
+                    one.grad = grad if one.grad is None else one.grad + grad
+                weights.gradients.accumulate()
+            scale = torch.ones(1)
+            weights.update(weights.judge(scale, skip_on_overflow=True), torch.tensor([0.1]), None)
+        found.append(torch.cat([one.detach().double().flatten() for one in model.parameters()]))
+    assert torch.equal(*found)

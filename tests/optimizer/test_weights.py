@@ -490,3 +490,58 @@ def test_a_weight_that_a_module_gives_new_memory_is_trained_on(rule, layout):
         update(weights, torch.full((1,), 0.1))
         named["moved"].data = named["moved"].data.clone(memory_format=layout)
     assert torch.equal(named["moved"], named["left"])
+
+
+TORCHS = {
+    "sgd momentum": lambda ones: torch.optim.SGD(ones, momentum=0.9),
+    "adam": lambda ones: torch.optim.Adam(ones, eps=1e-4),
+    "adamw": lambda ones: torch.optim.AdamW(ones, eps=1e-4, weight_decay=0.01),
+    "adagrad": lambda ones: torch.optim.Adagrad(ones, eps=1e-4),
+}
+OURS = {"sgd momentum": SGD(momentum=0.9), "adam": Adam(eps=1e-4), "adamw": RULES["adamw"], "adagrad": RULES["adagrad"]}
+OURS["adamw"] = AdamW(weight_decay=0.01, eps=1e-4, decay_norms_and_biases=True)
+
+#: Parameters without a gradient, and whether it overflows, by step.
+MISSING = [
+    ("bias",),
+    ("bias",),
+    (),
+    ("scalar",),
+    ("bias", "scalar"),
+    "over",
+    (),
+    ("matrix", "bias", "scalar"),
+    ("matrix",),
+    (),
+]
+
+
+@each("rule", TORCHS)
+@each("resumed", [False, True])
+def test_each_parameter_counts_its_own_updates(rule, resumed):
+    """Layers that some steps leave out, and a branch whose gradients begin late."""
+    model, weights = make("fp32", OURS[rule])
+    twins = {name: nn.Parameter(one.detach().clone()) for name, one in model.named_parameters()}
+    torchs = TORCHS[rule](twins.values())
+    for group in torchs.param_groups:
+        group["lr"] = 0.125
+    for step, missing in enumerate(MISSING):
+        over = missing == "over"
+        run(model, weights, seed=step, poison=math.inf if over else None, without=() if over else missing)
+        if not over:
+            for name, twin in twins.items():
+                grad = model.get_parameter(name).grad
+                twin.grad = None if grad is None else grad.clone()
+            torchs.step()
+        if resumed and step in (4, 6):
+            saved = weights.updater.state_dict()
+            model, weights = make("fp32", OURS[rule])
+            assert weights.updater.load_state_dict(saved) == []
+            with torch.no_grad():
+                for name, one in model.named_parameters():
+                    one.copy_(twins[name])
+        for name, twin in twins.items():
+            torch.testing.assert_close(model.get_parameter(name), twin, rtol=2e-6, atol=1e-6, msg=f"{name} at {step}")
+    assert weights.updater.step.item() == 9
+    missed = weights.updater.state_dict()["missed"]
+    assert {name: count.item() for name, count in missed.items()} == {"matrix": 2, "bias": 4, "scalar": 3}

@@ -101,10 +101,8 @@ class MapSplit(IndependentSamples):
             rows = self._rows[torch.as_tensor(indices)]
             inputs, targets = self.inner.tensors
             return Batch(inputs[rows].detach(), targets[rows].detach())
-        numpy_state = np.random.get_state()
         with other_random_numbers(torch.device("cpu")):
             pairs = [self._sample(index, mix(seed, epoch, index)) for index in indices]
-        np.random.set_state(numpy_state)
         try:
             inputs, targets = default_collate(pairs)
         except (TypeError, RuntimeError) as error:
