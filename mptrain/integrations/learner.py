@@ -22,12 +22,15 @@ from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_first_copy, is_sharded, part
 from mptrain.probe.overflow_attribution import nonfinite_parameters
 from mptrain.system.device import widest
-from mptrain.system.errors import ConfigError
+from mptrain.system.errors import ConfigError, UsageError
 from mptrain.system.records import EventRecord
-from mptrain.system.torch_private import after_backward, current_backward, foreach_norm
+from mptrain.system.torch_private import after_backward, current_backward, foreach_norm, is_within_other_step
 
 if TYPE_CHECKING:
     from mptrain.runlog.sink import Sink
+
+#: Number of gradients that are remembered, to know whether a backward pass adds to them.
+_LOOKED_AT = 8
 
 
 class WatchedLearner:
@@ -78,7 +81,7 @@ class WatchedLearner:
         self._local: dict[int, Tensor] = {}
         self._open: tuple[StepValues, _Told] | None = None
         self._loss: Tensor | None = None
-        self._seen_grad: tuple[ReferenceType[Tensor] | None, int] = (None, 0)
+        self._seen_grads: list[tuple[nn.Parameter, ReferenceType[Tensor], int]] = []
         self._told: deque[_Told] = deque()
         self._log: _Log | None = None
         self._begin()
@@ -104,6 +107,8 @@ class WatchedLearner:
         """Call a function after each call of the optimizer's ``step``."""
 
         def stepped(*_: Any) -> None:
+            if is_within_other_step(self.optimizer):
+                return
             self._read_rate()
             function()
 
@@ -150,7 +155,7 @@ class WatchedLearner:
             self._histograms = None
         self._sample(self.steps + 2)
 
-    def push(self, loss: Tensor | None = None) -> None:
+    def push(self, loss: Tensor | float | None = None) -> None:
         """Record the newest update; ``loss`` is its unscaled loss, None for that of its backward passes."""
         if self._open is None:
             return
@@ -199,7 +204,7 @@ class WatchedLearner:
         whole = [one for model in self._models.values() for one in model.parameters()]
         self.sharded = any(map(is_sharded, [*params, *whole]))  # one for the run: all ranks have records then, or one
         self._ranks = 1 if self.sharded else world_size()  # ranks whose own gradients are looked at before others'
-        self._seen = [(id(one), one.requires_grad) for one in params]
+        self._seen, self._given_ids = [(id(one), one.requires_grad) for one in params], [id(one) for one in params]
         order = {key: at for at, key in enumerate(self._all_names)}
         self._params = sorted(
             (one for one in params if one.requires_grad), key=lambda one: order.get(id(one), len(order))
@@ -213,7 +218,8 @@ class WatchedLearner:
             )
         self._counted_here = [_is_counted_here(one) if self.sharded else True for one in self._params]
         device = self._params[0].device if self._params else torch.device("cpu")
-        self._check = OverflowCheck([part(one.detach()) for one in self._params], exact=False) if self._params else None
+        own = [_as_real(part(one.detach())) for one in self._params]
+        self._check = OverflowCheck(own, exact=False) if own else None
         self._one, self._zero = torch.ones(1, device=device), torch.zeros((), device=device)
         self._unknown = torch.full((), math.nan, device=device)
         self._ring = Ring(self._options.ring, len(self.names) * min(self._ranks, 2), device)
@@ -246,13 +252,15 @@ class WatchedLearner:
     def _goes_on(self) -> bool:
         """Return whether this pass added to the gradients of the last look; else the update before was abandoned.
 
-        With views DDP replaces gradients, so that it cannot be told; there no update counts as abandoned.
+        With views DDP replaces gradients, so that it cannot be told; there no update counts as abandoned. A gradient
+        that was set to zero and added to has two versions more; one that the pass does not reach has none.
         """
         if self._views:
             return self._verdict is not None
-        last, version = self._seen_grad
-        grad = next((one.grad for one in self._params if one.grad is not None), None)
-        return last is not None and grad is last() and grad is not None and grad._version <= version + 1
+        return any(
+            one.grad is not None and one.grad is last() and one.grad._version <= version + 1
+            for one, last, version in self._seen_grads
+        )
 
     def _local_norms(self) -> Tensor:
         """Return the largest magnitude of each parameter's gradient on this rank, or 0 without one, and begin anew."""
@@ -265,8 +273,8 @@ class WatchedLearner:
         if self._consumed is not None and running_pass() == self._consumed:  # an optimizer that steps in the pass
             return
         self._read_rate()
-        given = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        if given != len(self._seen) or any(one.requires_grad for one in self._frozen):
+        given = [id(one) for group in self.optimizer.param_groups for one in group["params"]]
+        if given != self._given_ids or any(one.requires_grad for one in self._frozen):
             self.refresh()
         if self._check is None:
             return
@@ -278,8 +286,8 @@ class WatchedLearner:
             self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=dense)
             if self._histograms is not None:
                 self._histograms.backward_ended(self._tensors(), self._verdict)
-        first = next((grad for grad in (one.grad for one in self._params) if grad is not None), None)
-        self._seen_grad = (None, 0) if first is None else (ref(first), first._version)
+        there = [(one, one.grad) for one in self._params if one.grad is not None]
+        self._seen_grads = [(one, ref(grad), grad._version) for one, grad in there[:: max(1, len(there) // _LOOKED_AT)]]
         if running_pass() not in (None, self._added):
             self._added = running_pass()
             for loss in take_losses(earlier=self.sharded):
@@ -289,10 +297,14 @@ class WatchedLearner:
                     self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
 
     def _read_rate(self) -> None:
-        rate = self.optimizer.param_groups[0]["lr"]
+        rate = self.optimizer.param_groups[0].get("lr")
+        rate = math.nan if rate is None else rate  # an optimizer that chooses its steps itself
         self._rate = rate.clone() if isinstance(rate, Tensor) else rate
 
-    def _scalar(self, loss: Tensor) -> Tensor:
+    def _scalar(self, loss: Tensor | float) -> Tensor:
+        loss = torch.as_tensor(loss)
+        if loss.numel() != 1:
+            raise UsageError(f"the loss of a step has the shape {list(loss.shape)}", "give a scalar, such as its mean")
         return loss.detach().float().reshape(()).to(self._one.device, copy=True)
 
 
@@ -361,4 +373,9 @@ def _is_counted_here(parameter: Tensor) -> bool:
 def _dense(grad: Tensor | None) -> Tensor | None:
     if grad is None:
         return None
-    return grad.detach().coalesce().values() if grad.is_sparse else part(grad.detach())
+    return _as_real(grad.detach().coalesce().values() if grad.is_sparse else part(grad.detach()))
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as its real and imaginary parts, in a last dimension of two; any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -67,6 +67,11 @@ class RecordFiles:
             self._writer.flush()
             self._flushed = time.monotonic()
 
+    def flush(self) -> None:
+        """Write the records so far to their files."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def close(self) -> None:
         """Write what is left; a second call does nothing."""
         if self._writer is not None:
@@ -161,6 +166,10 @@ class RunFiles:
             self._evaluated = True
         elif isinstance(record, HistogramRecord) and not self._precision:
             self._take_dtypes(record)
+
+    def flush(self) -> None:
+        """Write the records so far to their files."""
+        self._files.flush()
 
     def _take_dtypes(self, record: HistogramRecord) -> None:
         """Put the dtypes that were seen on record, which options of frameworks may not say."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,10 @@ from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import WatchedLearner, rank
 from mptrain.integrations.losses import watch_losses
 from mptrain.integrations.names import Models, named_models, parameter_names, unwrapped
-from mptrain.integrations.run_files import RunFiles, WatchedLoop, rank_files
+from mptrain.integrations.run_files import RecordFiles, RunFiles, WatchedLoop, rank_files
 from mptrain.integrations.scalers import listen
 from mptrain.numerics.shards import is_sharded
-from mptrain.runlog.sink import Fanout, Sink
+from mptrain.runlog.sink import Fanout
 from mptrain.system.errors import StorageError
 from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
 from mptrain.system.torch_private import found_overflow, has_stepped, loss_scale_of
@@ -57,16 +58,19 @@ class _Newest:
 class _Files:
     """Sink that gives up files that cannot be written, as on a full disk, with a warning: training goes on."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink: Sink | None = sink
+    def __init__(self, sink: RecordFiles | RunFiles) -> None:
+        self._sink: RecordFiles | RunFiles | None = sink
 
     def take(self, record: Record) -> None:
         self._try(lambda sink: sink.take(record))
 
+    def flush(self) -> None:
+        self._try(lambda sink: sink.flush())
+
     def close(self) -> None:
         self._try(lambda sink: sink.close())
 
-    def _try(self, call: Callable[[Sink], None]) -> None:
+    def _try(self, call: Callable[[RecordFiles | RunFiles], None]) -> None:
         if self._sink is None:
             return
         try:
@@ -122,14 +126,13 @@ class Watch:
         self._newest = _Newest()
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor]]] = []
+        self._stepped: set[str] = set()  # learners with updates of gradients that the scaler has looked at
         self.learners: list[WatchedLearner] = []
         with contextlib.ExitStack() as undo:
             if self._scaler is not None:
                 undo.callback(listen(self._scaler, self))
-            sinks: list[Sink] = [self._newest]
-            if dir is not None:
-                sinks.append(_Files(_files(Path(dir), models, optimizers, self._scaler)))
-            self._sink = Fanout(sinks)
+            self._files = [] if dir is None else [_Files(_files(Path(dir), models, optimizers, self._scaler))]
+            self._sink = Fanout([self._newest, *self._files])
             undo.callback(watch_losses())
             for label, one in zip(labels, optimizers, strict=True):
                 learner = WatchedLearner(
@@ -140,8 +143,11 @@ class Watch:
                 learner.on_update(functools.partial(self._updated, learner))
             self._undo = undo.pop_all()
 
-    def step(self, loss: Tensor | None = None) -> None:
-        """Tell the loss of the newest update, a scalar on any device; call it once a batch, after the update."""
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Tell the loss of the newest update, a scalar on any device; call it once a batch, after the update.
+
+        Raises UsageError for a tensor that is no scalar.
+        """
         for learner in self.learners:
             learner.push(loss)
 
@@ -192,6 +198,8 @@ class Watch:
         for learner in self.learners:
             learner.flush()
             learner.refresh()
+        for files in self._files:
+            files.flush()
 
     def close(self) -> None:
         """Record everything, and take all hooks off; a second call does nothing."""
@@ -205,6 +213,8 @@ class Watch:
         """Record an update without loss scaling; what the scaler has looked at is recorded when it is updated."""
         if self._scaler is None or not found_overflow(self._scaler, learner.optimizer):
             learner.complete()
+        else:
+            self._stepped.add(learner.name)
 
     def _before_pass(self) -> None:
         """Close the updates that the scaler has made: this pass is not of them, although it may reach their weights."""
@@ -216,13 +226,17 @@ class Watch:
         """Keep what the scaler has found, which its update forgets."""
         assert self._scaler is not None
         scale = loss_scale_of(self._scaler)
-        made = [learner for learner in self.learners if has_stepped(self._scaler, learner.optimizer)]
-        found = [(learner, found_overflow(self._scaler, learner.optimizer)) for learner in made]
-        self._pending = [
-            (learner, scale.clone().view(1), [each.clone() for each in values])
-            for learner, values in found
-            if values and scale is not None
-        ]
+        self._pending = []
+        for learner in self.learners:
+            values = [each.clone() for each in found_overflow(self._scaler, learner.optimizer)]
+            if not values or scale is None:
+                continue
+            if not has_stepped(self._scaler, learner.optimizer):
+                if learner.name not in self._stepped:  # unscaled, and not stepped: no update
+                    continue
+                values = []  # stepped by the loop itself, whatever the scaler has found
+            self._pending.append((learner, scale.clone().view(1), values))
+        self._stepped.clear()
 
     def after_update(self) -> None:
         """Record the updates between the last two calls of the scaler's ``update``."""
@@ -281,7 +295,7 @@ def _files(
     models: Mapping[str, nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
-) -> Sink:
+) -> RecordFiles | RunFiles:
     """Return the sink of this rank's files in a new run directory."""
     parameters = [one for each in models.values() for one in each.parameters()]
     sharded = any(map(is_sharded, parameters))
@@ -302,7 +316,8 @@ def _files(
 def _first_rate(optimizer: torch.optim.Optimizer) -> float:
     """Return the rate that the user gave, before a schedule changed it."""
     group = optimizer.param_groups[0]
-    return float(group.get("initial_lr", group["lr"]))
+    rate = group.get("initial_lr", group.get("lr"))
+    return math.nan if rate is None else float(rate)
 
 
 def _described(scaler: torch.amp.GradScaler) -> str:

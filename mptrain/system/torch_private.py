@@ -134,6 +134,21 @@ def has_stepped(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) 
     return stage is not None and stage.name == "STEPPED"
 
 
+_STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
+
+
+def is_within_other_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a hook of an optimizer's step runs inside another step of it: its class calls ``super().step()``.
+
+    torch hooks the step of each class in the line of inheritance, if an optimizer of that very class was ever made.
+    """
+    found, frame = 0, sys._getframe()
+    while frame.f_back is not None and found < 2:
+        frame = frame.f_back
+        found += frame.f_code is _STEP_CODE and frame.f_locals.get("self") is optimizer
+    return found == 2
+
+
 def end_workers(loader: torch.utils.data.DataLoader[Any]) -> None:
     """End the persistent processes of a loader, which without this live until Python collects its iterator."""
     iterator: Any = loader._iterator  # None before the first epoch

@@ -17,7 +17,7 @@ from benchmarks.cases.audit import as_on_a_device, counting
 from mptrain.engine.options import LogOptions
 from mptrain.integrations.watch import Watch
 from mptrain.runlog import read_run
-from mptrain.system.errors import ConfigError, StorageError
+from mptrain.system.errors import ConfigError, StorageError, UsageError
 from mptrain.system.records import EventRecord, OverflowRecord, ScaleRecord
 
 #: Steps from 1 whose backward pass is not finite below the third layer.
@@ -538,6 +538,146 @@ def test_gradients_that_are_unscaled_but_not_stepped_are_no_update():
                 scaler.step(own)
             scaler.update()
     assert watch.last["step"] == 2
+
+
+def test_a_loop_that_unscales_and_steps_itself_is_recorded(tmp_path):
+    torch.manual_seed(0)
+    model = Network(faults=(3,))
+    own, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    losses, norms = [], []
+    with mptrain.watch(model, own, scaler, dir=tmp_path / "run"):
+        for _ in range(5):
+            own.zero_grad()
+            loss = model(torch.randn(4, 8)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(own)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if torch.isfinite(norm):
+                own.step()
+                losses.append(loss.item()), norms.append(norm.item())
+            scaler.update()
+    found = list(read_run(tmp_path / "run").steps())
+    assert [one.loss for one in found] == pytest.approx(losses, rel=1e-6)
+    assert [one.grad_norm for one in found] == pytest.approx(norms, rel=1e-5)
+    assert [(one.loss_scale, one.skipped, one.overflow) for one in found] == [(8.0, False, False)] * 2 + [
+        (4.0, False, False)
+    ] * 2
+
+
+class Clipping(torch.optim.AdamW):
+    """An optimizer whose step does something, and then the step of its base."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Twice(Clipping):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Clipping, Twice])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_calls_the_step_of_its_base_is_one_update(kind, scaled):
+    for base in (torch.optim.AdamW, Clipping):
+        base([torch.zeros(1, requires_grad=True)])  # from here on torch hooks the steps of this class too
+    model, events = Network(faults=()), []
+    own = kind(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scaled)
+    with mptrain.watch(model, own, scaler) as watch:
+        watch.on_event(events.append)
+        for step in range(4):
+            own.zero_grad()
+            scaler.scale(model(torch.randn(4, 8)).sum()).backward()
+            if step == 1:
+                with pytest.raises(ZeroDivisionError):
+                    own.step(lambda: 1 / 0)
+            scaler.step(own)
+            scaler.update()
+    assert (watch.last["step"], events) == (4, [])
+
+
+def test_losses_of_accumulated_passes_that_reach_other_parameters_are_added_up(tmp_path):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"one": nn.Linear(8, 3), "two": nn.Linear(8, 3), "trunk": nn.Linear(6, 8)})
+    own, losses = torch.optim.SGD(model.parameters(), 0.01), []
+    x, y = torch.randn(5, 6), torch.randint(3, (5,))
+    with mptrain.watch(model, own, dir=tmp_path / "run"):
+        for step in range(4):
+            own.zero_grad(set_to_none=step < 2)
+            losses.append(0.0)
+            for head, weight in (("two", 100.0), ("one", 1.0)) if step % 2 else (("one", 1.0), ("two", 100.0)):
+                loss = weight * nn.functional.cross_entropy(model[head](model["trunk"](x)), y)
+                loss.backward()
+                losses[-1] += loss.item()
+            own.step()
+    assert [one.loss for one in read_run(tmp_path / "run").steps()] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_parameter_that_takes_the_place_of_another_is_watched(tmp_path, every):
+    model = nn.Linear(3, 2)
+    own, norms = torch.optim.SGD(model.parameters(), 0.1), []
+    with mptrain.watch(model, own, every=every, dir=tmp_path / "run"):
+        for step in range(6):
+            if step == 3:
+                model.weight = nn.Parameter(torch.ones(2, 3))
+                own.param_groups[0]["params"][0] = model.weight
+            own.zero_grad()
+            model(torch.randn(4, 3)).square().sum().backward()
+            norms.append(nn.utils.get_total_norm([one.grad for one in model.parameters()]).item())
+            own.step()
+    assert [one.grad_norm for one in read_run(tmp_path / "run").steps()] == pytest.approx(norms, rel=1e-5)
+
+
+def test_what_is_flushed_is_in_the_files(tmp_path):
+    model = nn.Linear(3, 1)
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(model, own, dir=tmp_path / "run") as watch:
+        for _ in range(5):
+            own.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            own.step()
+        watch.flush()
+        assert len((tmp_path / "run/steps.jsonl").read_text().splitlines()) == 5
+
+
+def test_complex_gradients_count_with_both_their_parts():
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    model, own = nn.ParameterList([parameter]), torch.optim.SGD([parameter], 0.1)
+    with mptrain.watch(model, own, every=0) as watch:
+        for imaginary, overflow in ((2.0, False), (math.nan, True)):
+            parameter.grad = torch.complex(torch.ones(3), torch.full((3,), imaginary))
+            own.step()
+            watch.flush()
+            assert bool(watch.last["nonfinite"]) is overflow
+            if not overflow:
+                assert watch.last["grad_norm"] == pytest.approx(nn.utils.get_total_norm([parameter.grad]).item())
+
+
+class Unrated(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    def step(self, closure=None):
+        pass
+
+
+def test_an_optimizer_without_a_rate_and_losses_told_as_numbers_are_taken(tmp_path):
+    model = nn.Linear(3, 1)
+    own = Unrated(model.parameters())
+    with mptrain.watch(model, own, dir=tmp_path / "run") as watch:
+        for loss in (0.5, torch.tensor([[2.0]])):
+            model(torch.ones(2, 3)).sum().backward()
+            own.step()
+            watch.step(loss)
+        model(torch.ones(2, 3)).sum().backward()
+        own.step()
+        with pytest.raises(UsageError, match=r"the loss of a step has the shape \[2\]"):
+            watch.step(torch.ones(2))
+    found = list(read_run(tmp_path / "run").steps())
+    assert [one.loss for one in found[:2]] == [0.5, 2.0]
+    assert all(math.isnan(one.lr) for one in found)
 
 
 def test_gradients_set_by_hand_are_unscaled_once(tmp_path):
