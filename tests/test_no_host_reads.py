@@ -42,6 +42,7 @@ READING_FUNCTIONS = {
     ("overflow_check.py", "__init__"): "sums shapes up",
     ("exponent_counts.py", "read_counts"): "its numbers are on the host already",
     ("dynamic.py", "_grows_at"): "where the host has judged, in a CPU's memory",
+    ("updater.py", "load_state_dict"): "once, after a restart",
     ("torch_updater.py", "_read"): "the one read of a step that the header tells of",
     ("torch_updater.py", "__init__"): "asks for properties of optimizers",
     ("torch_updater.py", "describe"): "counts parameters, before the first step",

@@ -38,6 +38,9 @@ def build_learners(
     Raises:
         ConfigError: A learner trains nothing, or what another one trains; or a part is of the wrong kind.
     """
+    names = [objective.learner for objective in objectives]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ConfigError(f"the task has two objectives of the learner {twice[0]}", "give each a name of its own")
     require_known_learners(config, objectives)
     parts = {objective.learner: _parameters(model, objective, config) for objective in objectives}
     refuse_shared(model, objectives)

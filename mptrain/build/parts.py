@@ -17,7 +17,13 @@ from mptrain.build.parallelism import (
     warnings_about_parallelism,
 )
 from mptrain.build.refusals import refuse_hooks_in_compiled, refuse_single_samples
-from mptrain.build.workload import build_dataset, build_task, describe_statistics, describe_untold
+from mptrain.build.workload import (
+    build_dataset,
+    build_task,
+    describe_statistics,
+    describe_task_weights,
+    describe_untold,
+)
 from mptrain.config.schedules import schedule_notes
 from mptrain.config.schema import Config
 from mptrain.engine.buffer_guard import BufferGuard
@@ -116,6 +122,7 @@ def build(
             *getattr(dataset, "warnings", ()),
             *warnings_about_parallelism(config, comm.world_size),
             *describe_untold(config.model, dataset),
+            *describe_task_weights(task, model),
             *(describe_statistics(model, dataset) if config.weights is None else ()),
             *filter(None, (untried(device), network.clamped if weights else "")),  # a checkpoint replaces them
         ),

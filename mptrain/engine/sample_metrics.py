@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mptrain.engine.fingerprints import digest_of_samples
+from mptrain.system.errors import ConfigError, instance
 
 if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator
@@ -64,8 +65,21 @@ class SampleMetrics:
     def add(
         self, batch: Batch, sums: Mapping[str, Tensor], answers: Sequence[Any], digests: Sequence[bytes] = ()
     ) -> None:
-        """Add the measurements of an evaluated batch, as in `BatchMetrics`."""
-        self._take(BatchMetrics(sums, batch.counts or [1] * batch.samples, answers, digests))
+        """Add the measurements of an evaluated batch, as in `BatchMetrics`; raise ConfigError for others."""
+        counts = batch.counts or [1] * batch.samples
+        for name, value in sums.items():
+            if not isinstance(value, Tensor) or value.numel() not in (1, len(counts)):
+                given = f"{value.numel()} values" if isinstance(value, Tensor) else instance(value)
+                raise ConfigError(
+                    f"measure() of the task returns {given} of {name} for {len(counts)} samples",
+                    "return a tensor with a value for each sample, or a scalar for the batch",
+                )
+        if len(answers) not in (0, len(counts)):
+            raise ConfigError(
+                f"answers() of the task returns {len(answers)} for {len(counts)} samples",
+                "return one for each, or none",
+            )
+        self._take(BatchMetrics(sums, counts, answers, digests))
 
     def skip(self) -> None:
         """Add an empty entry for a batch of which this rank has no samples, so that all ranks have equally many."""
@@ -178,8 +192,11 @@ class SampleMetrics:
         return max(FEWEST_SCORES, min(MOST_SCORES, SCORED // len(self._answers)))
 
     def _judged(self, task: Task, sums: dict[str, float], terms: int, answers: Sequence[Any]) -> dict[str, float]:
-        metrics = task.summarise(sums, terms)
-        return {**metrics, **task.score(answers)} if answers else metrics
+        metrics: dict[str, Any] = {**task.summarise(sums, terms), **(task.score(answers) if answers else {})}
+        metrics = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        if odd := [name for name, value in metrics.items() if not isinstance(value, int | float)]:
+            raise ConfigError(f"the task's metric {odd[0]} is {instance(metrics[odd[0]])}", "return numbers by name")
+        return metrics
 
     def _on_host(self) -> dict[str, Tensor]:
         """Return sums on the host as float64, one value per sample, or per batch if the task measures only those."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mptrain.engine.step_values import StepValues
 from mptrain.parallel.strategy import SingleProcessStrategy
+from mptrain.scaler.base import with_scale
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import run_backward
 
@@ -84,7 +85,7 @@ class Learner:
         self.objective = objective
         self.weights = weights
         self.scaler = scaler
-        self.scale_state: ScalerState = scaler.initial(device)
+        self.scale_state: ScalerState = with_scale(scaler.initial(device))
         self.rates = rates
         self.updates = torch.zeros(1, dtype=torch.int64, device=device)
         self.average = average
@@ -154,7 +155,7 @@ class Learner:
         self.updates = self.updates + verdict.applied
         if self.average is not None:
             self.average.follow(self.updates, verdict)
-        self.scale_state = self.scaler.after(self.scale_state, verdict)
+        self.scale_state = with_scale(self.scaler.after(self.scale_state, verdict))
 
     def moving(self) -> dict[str, Tensor]:
         """Return the tensors that each step replaces by new ones: ``updates`` and the scaler's as ``scaler.NAME``."""

@@ -51,7 +51,7 @@ class Updater:
         inputs = UpdateInputs(lr=lr, step=self.step, grad_scale=grad_scale, skip=verdict.skip)
         self._masters.copy_from_params()
         live = tuple([grad is not None for grad in grads])
-        if not all(live):
+        if False in live:
             self._count_missed(live, verdict.applied)
         with torch.no_grad():  # some working tensors are the parameters themselves
             for members in self._live_groups(live):

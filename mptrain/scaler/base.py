@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mptrain.numerics.formats import FLOAT32, scale_in_words
-from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.errors import ConfigError, Problem, instance
 from mptrain.system.fields import PositiveFloat
 
 if TYPE_CHECKING:
@@ -27,6 +27,17 @@ OnOverflow = Literal["skip", "apply"]
 
 #: The lowest and the highest value of a state tensor; None means no limit.
 Limits = tuple[float | None, float | None]
+
+
+def with_scale(state: ScalerState) -> ScalerState:
+    """Return the state of a scaler; raise ConfigError if its ``scale`` is no float32 tensor."""
+    scale = state.get("scale")
+    if not isinstance(scale, Tensor) or scale.dtype is not torch.float32:
+        raise ConfigError(
+            f"the scaler's state has as scale {instance(scale) if not isinstance(scale, Tensor) else scale.dtype}",
+            "initial() and after() return a mapping with scale, a float32 tensor of shape (1,)",
+        )
+    return state
 
 
 class Scaler(abc.ABC):

@@ -24,10 +24,17 @@ def rate_table(
     after the last update. ``steps_per_epoch`` counts updates. Raises ConfigError if a rate is not finite.
     """
     if isinstance(schedule, TabulatedSchedule):
-        rates = schedule.rates(lr, planned, steps_per_epoch)
+        rates = list(schedule.rates(lr, planned, steps_per_epoch))
     else:
-        rates = [lr * schedule.factor(update, planned) for update in range(planned + 1)]
-    if (bad := next((update for update, rate in enumerate(rates) if not math.isfinite(rate)), None)) is not None:
+        factors = [schedule.factor(update, planned) for update in range(planned + 1)]
+        rates = [lr * one if isinstance(one, int | float) else one for one in factors]
+    if len(rates) != planned + 1:
+        raise ConfigError(
+            f"schedule: {type(schedule).__name__} gives {len(rates)} learning rates for {planned} updates",
+            "return one for each, and one more",
+        )
+    numbers = (isinstance(rate, int | float) and math.isfinite(rate) for rate in rates)
+    if (bad := next((update for update, fine in enumerate(numbers) if not fine), None)) is not None:
         raise ConfigError(
             f"schedule: {type(schedule).__name__} gives update {bad + 1} of {planned} the learning rate {rates[bad]}",
             "correct what factor() or rates() returns",

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mptrain.engine.sample_metrics import FEWEST, SampleMetrics
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Task
 
@@ -152,3 +153,34 @@ def test_no_interval_leaves_the_range_of_its_metric():
     gathered = gathered_of([1.0] * 199 + [0.0])
     low, high = gathered.intervals(Bounded(), gathered.metrics(Bounded()))["percent"]
     assert low < 99.5 < high <= 100
+
+
+@pytest.mark.parametrize(
+    ("sums", "answers", "said"),
+    [
+        ({"loss": torch.ones(3)}, (), "returns 3 values of loss for 4 samples"),
+        ({"loss": 0.5}, (), "returns a float of loss for 4 samples"),
+        ({"loss": torch.ones(4)}, [1], "returns 1 for 4 samples"),
+    ],
+)
+def test_measurements_that_do_not_fit_the_samples_are_refused_by_name(sums, answers, said):
+    with pytest.raises(ConfigError, match=said):
+        SampleMetrics().add(batch_of(4), sums, answers)
+
+
+class Odd(Says):
+    def __init__(self, value):
+        self.value = value
+
+    def summarise(self, sums, terms):
+        return {"right": self.value}
+
+
+def test_metrics_are_numbers():
+    for value, expected in ((torch.tensor(0.5), 0.5), (np.float64(0.25), 0.25), (3, 3)):
+        found = gathered_of([1.0] * 3).metrics(Odd(value))
+        assert found == {"right": expected}
+        assert type(found["right"]) is not torch.Tensor
+    for value in (None, "good", [1.0]):
+        with pytest.raises(ConfigError, match="the task's metric right is"):
+            gathered_of([1.0] * 3).metrics(Odd(value))

@@ -278,6 +278,24 @@ def test_a_rule_of_somebody_else_sees_every_norm_and_its_scale_is_divided_by():
     assert all(torch.equal(value, after[name]) for name, value in ours.full_precision().items())
 
 
+class _Wide(_Curious):
+    def after(self, state, verdict):
+        return {"scale": state["scale"] / (1 + verdict.grad_norm)}
+
+
+def test_a_scale_of_another_dtype_or_kind_is_refused_by_name():
+    parts, _ = parts_of(*TINY, "precision=fp32")
+    learner = parts.learners[0]
+    wide = Learner(learner.objective, learner.weights, _Wide(), learner.rates, parts.device)
+    with pytest.raises(ConfigError, match=r"as scale torch\.float64"):
+        train_step(wide, parts.model, batches(parts, 1)[0], parts.plan)
+    for state in ({}, {"scale": 4.0}):
+        odd = _Curious()
+        object.__setattr__(odd, "initial", lambda device, state=state: state)
+        with pytest.raises(ConfigError, match="the scaler's state has as scale"):
+            Learner(learner.objective, learner.weights, odd, learner.rates, parts.device)
+
+
 def test_a_class_that_is_no_rule_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"types.SimpleNamespace is no loss scaling rule") as caught:
         parts_of(*TINY, "scaler._target_=types.SimpleNamespace", "extensions.allow=[types]")

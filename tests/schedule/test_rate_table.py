@@ -11,6 +11,7 @@ from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.optimizer import SGD, Weights
 from mptrain.scaler import DynamicScaler, NoScaler
 from mptrain.schedule import Constant, Cosine, Linear, Step, rate_table
+from mptrain.schedule.shapes import TabulatedSchedule
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.task import Objective
 
@@ -72,3 +73,31 @@ def test_a_rate_that_is_not_finite_is_an_error_before_the_run():
 
     with pytest.raises(ConfigError, match="schedule: Falling gives update 4 of 10 the learning rate nan"):
         rate_table(Falling(), 0.1, 10, CPU)
+
+
+class Says:
+    """A schedule of somebody's, with these factors."""
+
+    def __init__(self, factor):
+        self.factor = lambda update, planned: factor
+
+
+class Tabulated(TabulatedSchedule):
+    def __init__(self, made):
+        self.made = made
+
+    def rates(self, lr, planned, steps_per_epoch):
+        return self.made
+
+
+@pytest.mark.parametrize("factor", [None, "half", [1.0], math.nan])
+def test_a_factor_that_is_no_number_is_refused_by_name(factor):
+    with pytest.raises(ConfigError, match="Says gives update 1 of 30 the learning rate"):
+        rate_table(Says(factor), 0.1, 30, CPU)
+
+
+def test_rates_are_one_for_each_update_and_one_more():
+    assert rate_table(Tabulated(0.5 for _ in range(31)), 0.1, 30, CPU).tolist() == [0.5] * 31
+    for count in (30, 32):
+        with pytest.raises(ConfigError, match=f"Tabulated gives {count} learning rates for 30 updates"):
+            rate_table(Tabulated([0.5] * count), 0.1, 30, CPU)

@@ -129,7 +129,7 @@ def _format_of_folder(path: Path) -> tuple[str, Path, Callable[[Path, str], _Val
         return "mptrain", RunPaths(path).steps if RunPaths(path).steps.exists() else path / "run.json", _run
     if (path / "metrics.csv").exists():
         return "Lightning CSVLogger", *_format_of(path / "metrics.csv")[1:]
-    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda one: one.stat().st_mtime)
+    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda one: _step_of(one.parent))
     states += [one for one in [path / "trainer_state.json"] if one.exists()]
     if states:
         return "transformers", *_format_of(states[-1])[1:]
@@ -140,6 +140,11 @@ def _format_of_folder(path: Path) -> tuple[str, Path, Callable[[Path, str], _Val
     if found := [*path.glob("*.wandb")]:
         return "Weights & Biases", found[0], _wandb
     raise DataError(f"{path} has no log that can be read", "give the log itself, or the folder of one run: 'DIR/*'")
+
+
+def _step_of(checkpoint: Path) -> int:
+    step = checkpoint.name.rpartition("-")[2]
+    return int(step) if step.isdecimal() else -1
 
 
 def _csv(file: Path, metric: str) -> _Values:

@@ -49,6 +49,6 @@ def lower_is_better(metric: str) -> bool:
     """Return whether a lower value of a metric is better, as a word of its name says; raise UsageError if none does."""
     words = re.split(r"[^a-z0-9]+", metric.lower())
     lower, higher = any(map(_LOWER.fullmatch, words)), any(map(_HIGHER.fullmatch, words))
-    if lower == higher:
+    if lower == higher or {"neg", "negative"} & {*words}:  # scikit-learn's neg_mean_squared_error
         raise UsageError(f"is a lower or a higher {metric} better?", "say it: --better lower, or --better higher")
     return lower

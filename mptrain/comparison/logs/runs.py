@@ -82,7 +82,8 @@ def read_curves(paths: Sequence[str], question: Question) -> list[tuple[str, Cur
             raise UsageError(
                 f"{pattern} does not say which runs belong together", "write {seed} where their names differ"
             )
-        found_there = glob.glob(f"{before}*{after}" if placeholder else pattern)  # noqa: PTH207 - absolute ones too
+        searched = f"{before}*{after}" if placeholder else pattern
+        found_there = [pattern] if Path(pattern).exists() else glob.glob(searched)  # noqa: PTH207 - absolute ones too
         if "*{seed}" in pattern or "{seed}*" in pattern:
             raise UsageError(f"{pattern}: where does a seed end?", "{seed} cannot stand beside *")
         places = sorted(found_there) or [pattern]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,13 @@ def torch_parts(made: Any) -> dict[str, Any]:
         found = {"train": made}
     elif isinstance(made, Mapping):
         found = {_ALSO.get(name, str(name)): part for name, part in made.items()}
+        if len(found) < len(made):
+            raise DataError(f"data has two parts of one kind: {', '.join(map(str, made))}", "leave one of them out")
         if odd := [name for name in found if name not in _PARTS]:
             raise DataError(f"data has the part {odd[0]!r}", f"parts are {', '.join(_PARTS)}")
     elif isinstance(made, Sequence):
+        if len(made) > len(_PARTS):
+            raise DataError(f"data has {len(made)} parts", f"parts are {', '.join(_PARTS)}, in this order")
         found = dict(zip(_PARTS, made, strict=False))
     else:
         found = {name: getattr(made, name) for name in _PARTS if hasattr(made, name)}
@@ -147,7 +152,8 @@ class MapSplit(IndependentSamples):
 
     def class_names(self) -> tuple[str, ...]:
         """Return ``classes`` of the dataset; nothing if a subset has made other targets of those of the dataset."""
-        names = tuple(map(str, getattr(self.inner, "classes", ())))
+        said = getattr(self.inner, "classes", ())
+        names = tuple(map(str, said)) if isinstance(said, Iterable) else ()  # else a number, or a method
         other = not self._as_they_are and hasattr(self.inner, "targets") and self._known_targets() is None
         return () if other else names
 
@@ -156,8 +162,8 @@ class MapSplit(IndependentSamples):
 
         Compared are the first samples of up to `LOOKED_AT` classes.
         """
-        said = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
         try:
+            said = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
             classes = torch.as_tensor(said)[self._rows].long()
             first = dict(zip(reversed(classes.tolist()), reversed(range(len(classes))), strict=True))
             looked = sorted(first.items())[:LOOKED_AT]
@@ -209,6 +215,12 @@ class MapDataset(SplitDataset[MapSplit]):
         )
         self.warnings += tuple(warning for split in splits.values() for warning in split.warnings())
         self.class_names = self.train.class_names()
+        for part, split in splits.items():
+            for at, (own, theirs) in enumerate(zip_longest(self.class_names, split.class_names())):
+                if self.class_names and theirs not in (own, None):  # a part may lack the last ones
+                    what = f"{part} has {theirs!r} as class {at}, and train has {own!r}" if own else ""
+                    what = what or f"{part} has the class {theirs!r}, and train has {len(self.class_names)} others"
+                    raise DataError(what, "give all parts the same classes in the same order")
         if not self.class_names:
             known = [split.targets() for split in splits.values()]
             if all(classes is not None for classes in known):

@@ -112,7 +112,10 @@ def test_the_direction_is_that_of_a_word_in_the_name(metric, lower):
     assert lower_is_better(metric) is lower
 
 
-@pytest.mark.parametrize("metric", ["time", "confidence", "lossless_ratio", "orbits", "loss_accuracy"])
+@pytest.mark.parametrize(
+    "metric",
+    ["time", "confidence", "lossless_ratio", "orbits", "loss_accuracy", "neg_mean_squared_mse", "negative-loss"],
+)
 def test_an_unknown_direction_is_asked_for(metric):
     with pytest.raises(UsageError, match="is a lower or a higher"):
         lower_is_better(metric)

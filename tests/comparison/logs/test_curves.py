@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 
@@ -11,6 +12,8 @@ import pytest
 from small_runs import TINY, run_in_process
 
 from mptrain.comparison.logs.curves import read_curve
+from mptrain.comparison.logs.question import Question
+from mptrain.comparison.logs.runs import read_curves
 from mptrain.runlog import read_run
 from mptrain.system.errors import DataError, MptrainError
 
@@ -237,3 +240,21 @@ def test_special_files_are_refused_and_not_waited_for(name, tmp_path):
     os.mkfifo(tmp_path / name)
     with pytest.raises(MptrainError):
         read_curve(tmp_path / name, "loss")
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_step_not_of_the_last_copy(tmp_path):
+    for step in (1000, 500, "best"):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        rows = [{"step": at, "loss": 1 / at} for at in (250, 500, 1000) if step == "best" or at <= step]
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    assert read_curve(tmp_path, "loss").steps[-1] == 1000
+
+
+def test_a_path_that_exists_is_no_pattern(tmp_path):
+    for name in ("x[0].csv", "x0.csv"):
+        (tmp_path / name).write_text(f"step,loss\n1,{len(name)}\n2,{len(name)}\n")
+    question = Question("loss", "equivalent", 0.01, math.nan, "last", paired=False, looks=1, lower_is_better=True)
+    for name in ("x[0].csv", "x0.csv"):
+        ((_, curve),) = read_curves([str(tmp_path / name)], question)
+        assert [*curve.values] == [len(name)] * 2

@@ -321,6 +321,35 @@ def test_tensors_of_any_kind_train_without_a_graph_to_them():
             assert len(data.train.digests()) == 6 * data.train.in_memory
 
 
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (["dog", "cat"], "val has 'dog' as class 0, and train has 'cat'"),
+        (["cat", "dog", "eel"], "val has the class 'eel', and train has 2 others"),
+        (["cat"], None),
+        (("cat", "dog"), None),
+        (3, None),
+        (None, None),
+    ],
+)
+def test_parts_with_other_classes_are_refused_by_name(classes, said):
+    train, val = Pairs((ONE, 0), (ONE, 1)), Pairs((ONE, 0))
+    train.classes, val.classes = ["cat", "dog"], classes
+    if said is None:
+        assert MapDataset("own", torch_parts((train, val)), 0).class_names == ("cat", "dog")
+    else:
+        with pytest.raises(DataError, match=said):
+            MapDataset("own", torch_parts((train, val)), 0)
+
+
+def test_no_part_is_left_out_without_a_word():
+    part = Pairs((ONE, 0))
+    with pytest.raises(DataError, match="data has 4 parts"):
+        torch_parts((part,) * 4)
+    with pytest.raises(DataError, match="two parts of one kind: train, val, validation"):
+        torch_parts({"train": part, "val": part, "validation": part})
+
+
 def test_what_is_no_dataset_is_left_to_the_other_protocol():
     class Own:
         train = 3
