@@ -212,17 +212,18 @@ class BufferGuard:
         self._undone += 1
 
     @contextlib.contextmanager
-    def unharmed(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Undo all changes of buffers, parameters and plain attributes of modules on exit, and say what they were.
+    def unharmed(self, task: object = None) -> Iterator[tuple[list[str], list[str]]]:
+        """Undo all changes of buffers, parameters, submodules and plain attributes on exit, and say what they were.
 
-        Plain attributes are tensors, numbers, texts, None, and what lists, sets, dictionaries and deques hold. Yields
+        Plain attributes, of modules and of a ``task``, are tensors, numbers, texts, None, and what lists, sets,
+        dictionaries and deques hold. Yields
         two lists that are filled at the exit: names of the parameters that were changed, and of the buffers in half
         precision that were written, even if rounding left them as they were; and names of the buffers that became
         tensors which a skipped step cannot restore. Raises as `settle`.
         """
         self.snapshot()
         places, changed, unguarded = self._places, list[str](), list[str]()
-        parameters, attributes = _SavedParameters(places), _SavedAttributes(self._modules)
+        parameters, attributes = _SavedParameters(places), _SavedAttributes([*self._modules, task])
         halves = [
             (place.path, own, own._version - self._undone, place.memory, place.memory.to("cpu", copy=True))
             for place in places
@@ -296,15 +297,21 @@ def _host_copies(places: Iterable[_Place]) -> list[tuple[str, nn.Parameter, Tens
 
 
 class _SavedAttributes:
-    """Plain attributes of modules, with copies of what containers and tensors among them hold."""
+    """Plain attributes and submodules of objects, with copies of what containers and tensors among them hold."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._saved = [(vars(module), _attributes(vars(module))) for module in modules]
+    def __init__(self, owners: Iterable[object]) -> None:
+        self._saved = [(own, _attributes(own)) for one in owners if (own := getattr(one, "__dict__", None)) is not None]
+        children = [own["_modules"] for own, _ in self._saved if type(own.get("_modules")) is dict]
+        self._children = [(own, dict(own)) for own in children]
         tensors = [one for _, kept in self._saved for one, _ in kept.values() if _is_plain(one)]
         self._tensors = [(one, one._version, one.data_ptr(), one.detach().clone()) for one in tensors]
 
     def put_back(self) -> None:
         """Restore attributes and their content, and remove public ones that are new."""
+        for now, kept in self._children:
+            if now != kept:
+                now.clear()
+                now.update(kept)
         for now, kept in self._saved:
             for name in [name for name in now.keys() - kept if not name.startswith("_")]:
                 del now[name]

@@ -104,7 +104,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     missing: list[str] = []
     batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
     with (
-        guard.unharmed() as (changed, unguarded),
+        guard.unharmed(parts.task) as (changed, unguarded),
         other_random_numbers(parts.device),
         trail.followed(parts.model),
     ):
@@ -198,7 +198,7 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
     shifts: dict[str, float] = {}
 
     def run(passes: int, times: int, share: float = 1.0) -> list[torch.Tensor]:
-        with plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
+        with plan.guard.unharmed(parts.task), other_random_numbers(parts.device), torch.no_grad():
             for left in reversed(range(passes)):
                 for name in halves if left == 0 else ():
                     finite = tensors[name].float().nan_to_num(posinf=0.0, neginf=0.0)

@@ -201,7 +201,7 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     """
     found: Gradients = {}
     guard = BufferGuard(parts.model)  # the dtype of the model may have changed since it was built
-    with guard.unharmed(), other_random_numbers(parts.device), SameDraws():
+    with guard.unharmed(parts.task), other_random_numbers(parts.device), SameDraws():
         for learner in parts.learners:
             learner.scaler = StaticScaler(scale=scale)
             learner.scale_state = learner.scaler.initial(parts.device)

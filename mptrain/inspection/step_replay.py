@@ -150,7 +150,7 @@ def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, s
     loss, refusal = math.nan, None
     learner.weights.gradients.zero_grad()
     try:
-        with parts.plan.guard.unharmed(), trail.followed(parts.model):
+        with parts.plan.guard.unharmed(parts.task), trail.followed(parts.model):
             loss = accumulate_gradients(learner, parts.model, batch, plan).item()
     except torch.AcceleratorError:  # a device error, not a failure of the step
         raise

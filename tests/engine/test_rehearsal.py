@@ -89,6 +89,42 @@ def test_a_buffer_that_is_replaced_is_not_counted_twice(tmp_path):
     assert not any("0.seen" in warning for warning in warnings)
 
 
+class Alternating(nn.Module):
+    """Swaps its submodules in each pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.seen = nn.Linear(64, 10), nn.Linear(64, 10), []
+
+    def forward(self, images):
+        self.first, self.second = self.second, self.first
+        self.seen.append(len(self.seen))
+        return self.first(images.flatten(1))
+
+
+def test_submodules_and_attributes_of_model_and_task_are_as_they_were():
+    parts, _ = parts_of(*TINY)
+    model = Alternating()
+    first, guard = model.first, type(parts.plan.guard)(model)
+    object.__setattr__(parts, "model", model)
+    object.__setattr__(parts.plan, "guard", guard)
+    task, original = parts.task, parts.learners[0].objective.loss
+
+    def loss(net, batch):
+        vars(task)["calls"] = getattr(task, "calls", 0) + 1
+        vars(task)["kept"]["last"] = batch.samples
+        return original(net, batch)
+
+    vars(task)["kept"] = {}
+    object.__setattr__(parts.learners[0].objective, "loss", loss)
+    rehearse(parts, first_batch(parts))
+    assert model.first is first
+    assert list(model._modules) == ["first", "second"]
+    assert model.seen == []
+    assert task.kept == {}
+    assert not hasattr(task, "calls")
+
+
 def test_overfitting_learns_one_batch_by_heart(tmp_path):
     loop = loop_of(tmp_path, "debug=overfit", "model=mlp", "train.epochs=60", "precision=amp_dynamic")
     del loop.parts.loaders["val"], loop.parts.loaders["test"]
