@@ -13,7 +13,7 @@ from mptrain.numerics.words import number
 from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
-from mptrain.system.errors import CheckpointError, DataError, StorageError, UsageError, suggest
+from mptrain.system.errors import CheckpointError, DataError, StorageError, UsageError, instance, suggest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -131,9 +131,12 @@ class Run(run_reader.Run):
         chosen = learner or columns["learner"][0]
         rows = [row for row, name in enumerate(columns["learner"]) if name == chosen]
         known = [name for name, values in columns.items() if isinstance(values[0], int | float)]
-        for name in (*names, *([learner] if learner else ())):
-            if name not in (*known, *columns["learner"]):
-                raise UsageError(f"steps have no {name}", suggest(name, known, f"they have {', '.join(known)}"))
+        for name in names:
+            if name not in known:
+                raise UsageError(f"steps have no {name}", suggest(str(name), known, f"they have {', '.join(known)}"))
+        if not rows:
+            learners = dict.fromkeys(columns["learner"])
+            raise UsageError(f"steps have no learner {learner}", f"the learners are {', '.join(learners)}")
         wanted = names or ("loss", "loss_scale")
         series = {name: [float(columns[name][row]) for row in rows] for name in wanted}
         skipped = [bool(columns["skipped"][row]) for row in rows]
@@ -191,6 +194,8 @@ def runs(root: str | Path = "outputs", *patterns: str, sort: str = "started") ->
     ``patterns`` are those of ``--filter``, such as ``precision=fp16*`` and ``status=done``. A damaged run is left out
     with a warning. StorageError is raised if there is no such folder, UsageError if no run has a key.
     """
+    if odd := [one for one in patterns if not isinstance(one, str)]:
+        raise UsageError(f"a pattern is {instance(odd[0])}", 'give texts, such as mptrain.runs("outputs", "seed=1")')
     found, notes = find_runs(Path(root).expanduser())
     for note in notes:
         warnings.warn(note, stacklevel=2)

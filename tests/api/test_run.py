@@ -79,8 +79,13 @@ def test_runs_are_listed_shown_and_plotted():
     figure = found[0].plot("loss", "grad_norm", "loss_scale")
     assert len(figure.figure.axes) == 3
     assert "loss scale" in figure._repr_svg_()
-    with pytest.raises(UsageError, match="steps have no los"):
-        found[0].plot("los")
+    for name in ("los", "main", "learner", ["loss"]):
+        with pytest.raises(UsageError, match="steps have no "):
+            found[0].plot(name)
+    with pytest.raises(UsageError, match="steps have no learner loss"):
+        found[0].plot(learner="loss")
+    with pytest.raises(UsageError, match="a pattern is a list"):
+        mptrain.runs("outputs", ["seed=1"])
 
 
 def test_runs_are_compared():
