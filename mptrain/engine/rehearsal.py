@@ -15,12 +15,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from mptrain.engine.step import accumulate_gradients
+from mptrain.numerics.overflow_check import judge
 from mptrain.numerics.shards import is_sharded, part, part_for
 from mptrain.numerics.words import listed
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 from mptrain.probe.module_trail import ModuleTrail
-from mptrain.system.device import capabilities
+from mptrain.scaler.base import with_scale
+from mptrain.system.device import capabilities, widest
 from mptrain.system.errors import ConfigError, EnvironmentRefused, FirstBatchError, kernel_refusal, out_of_memory
 from mptrain.system.random_state import other_random_numbers
 from mptrain.system.records import EventRecord
@@ -115,6 +117,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
                     accumulate_gradients(learner, parts.model, batch, plan)
                 finally:
                     _require_dense(learner)
+            _require_next_scale(learner)
             missing += learner.weights.gradients.missing()
             learner.weights.gradients.zero_grad()
         _require_same_everywhere(parts, missing)
@@ -129,6 +132,16 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         frozenset(census.in_half),
         tuple(found),
     )
+
+
+def _require_next_scale(learner: Learner) -> None:
+    """Require that the scaler makes a new state with a scale in FP32 after a clean step; a rule may be the user's."""
+    scale, version = learner.scale, learner.scale._version
+    norms = torch.ones(len(learner.weights.names), dtype=widest(scale.device), device=scale.device)
+    verdict = judge(norms, scale, skip_on_overflow=True, measured=norms[:1])
+    with_scale(learner.scaler.after(learner.scale_state, verdict))
+    if scale._version != version:  # the record keeps it
+        raise ConfigError(f"{type(learner.scaler).__name__}.after() changes the scale in place", "return a new tensor")
 
 
 def _require_dense(learner: Learner) -> None:

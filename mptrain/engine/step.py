@@ -155,7 +155,7 @@ class Learner:
         self.updates = self.updates + verdict.applied
         if self.average is not None:
             self.average.follow(self.updates, verdict)
-        self.scale_state = with_scale(self.scaler.after(self.scale_state, verdict))
+        self.scale_state = self.scaler.after(self.scale_state, verdict)
 
     def moving(self) -> dict[str, Tensor]:
         """Return the tensors that each step replaces by new ones: ``updates`` and the scaler's as ``scaler.NAME``."""

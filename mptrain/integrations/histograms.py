@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mptrain.integrations.names import without_wrappers
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.probe.histograms import HistogramWatch, is_looked_at
+from mptrain.system.torch_private import computes_now
 
 #: Weights and scaled gradients by name; None for a missing gradient.
 Tensors = Mapping[str, tuple[Tensor, Tensor | None]]
@@ -72,7 +73,7 @@ class _InTraining:
         self._hook = hook
 
     def __call__(self, *arguments: Any) -> None:
-        if self._hook is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self._hook is not None and torch.is_grad_enabled() and computes_now():
             self._hook(*arguments)
 
     def __reduce__(self) -> tuple[type[_InTraining], tuple[()]]:

@@ -134,6 +134,16 @@ def has_stepped(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) 
     return stage is not None and stage.name == "STEPPED"
 
 
+def computes_now() -> bool:
+    """Return whether operators compute values: not while torch compiles, traces or transforms."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+    )
+
+
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
 
 

@@ -11,6 +11,7 @@ from small_runs import TINY, Kept, loop_of, parts_of, steps_of
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
+from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import Learner, train_step
 from mptrain.scaler import NoScaler
@@ -287,13 +288,29 @@ def test_a_scale_of_another_dtype_or_kind_is_refused_by_name():
     parts, _ = parts_of(*TINY, "precision=fp32")
     learner = parts.learners[0]
     wide = Learner(learner.objective, learner.weights, _Wide(), learner.rates, parts.device)
+    object.__setattr__(parts, "learners", (wide,))
     with pytest.raises(ConfigError, match=r"as scale torch\.float64"):
-        train_step(wide, parts.model, batches(parts, 1)[0], parts.plan)
+        rehearse(parts, batches(parts, 1)[0])
     for state in ({}, {"scale": 4.0}):
         odd = _Curious()
         object.__setattr__(odd, "initial", lambda device, state=state: state)
         with pytest.raises(ConfigError, match="the scaler's state has as scale"):
             Learner(learner.objective, learner.weights, odd, learner.rates, parts.device)
+
+
+class _InPlace(_Curious):
+    def after(self, state, verdict):
+        state["scale"].mul_(0.5)
+        return state
+
+
+def test_a_scale_that_is_changed_in_place_is_refused_by_name():
+    parts, _ = parts_of(*TINY, "precision=fp32")
+    learner = parts.learners[0]
+    own = Learner(learner.objective, learner.weights, _InPlace(), learner.rates, parts.device)
+    object.__setattr__(parts, "learners", (own,))
+    with pytest.raises(ConfigError, match=r"_InPlace.after\(\) changes the scale in place"):
+        rehearse(parts, batches(parts, 1)[0])
 
 
 def test_a_class_that_is_no_rule_is_refused_by_name():

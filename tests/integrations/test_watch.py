@@ -10,6 +10,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import mptrain
@@ -678,6 +680,36 @@ def test_an_optimizer_without_a_rate_and_losses_told_as_numbers_are_taken(tmp_pa
     found = list(read_run(tmp_path / "run").steps())
     assert [one.loss for one in found[:2]] == [0.5, 2.0]
     assert all(math.isnan(one.lr) for one in found)
+
+
+def _faked(model, x):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return model(torch.ones(4, 8))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x: torch.jit.trace(model, x, check_trace=False)(x),
+        lambda model, x: torch.func.vmap(model)(x),
+        lambda model, x: torch.func.jacrev(lambda one: model(one).sum())(x),
+        lambda model, x: torch.func.vmap(torch.func.grad(lambda one: model(one).sum()))(x),
+        lambda model, x: len(make_fx(model)(x).graph.nodes),
+        _faked,
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_what_torch_traces_or_transforms_is_left_alone(call):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(4, 8)
+    expected = call(model, x)
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(model, own) as watch:
+        found = call(model, x)
+        model(x).sum().backward()
+        own.step()
+    assert watch.last["step"] == 1
+    assert (found == expected) if isinstance(found, int) else (call is _faked or torch.equal(found, expected))
 
 
 def test_gradients_set_by_hand_are_unscaled_once(tmp_path):
