@@ -21,8 +21,8 @@ def torch_optim_state(
 ) -> dict[str, Any]:
     """Return a state dict for a `torch.optim` optimizer, to continue a run of mptrain in a program of your own.
 
-    State tensors have torch's names and meaning (`mptrain.optimizer.rules`). mptrain counts updates once for all
-    parameters; the state dict repeats that count for each. Learning rate and other constants are those of
+    State tensors have torch's names and meaning (`mptrain.optimizer.rules`), and each parameter the number of its own
+    updates. Learning rate and other constants are those of
     ``optimizer``. State of an optimizer with torch's interface is returned as it is. For torch.optim.Muon, whose other
     parameters torch.optim.AdamW has updated, call this once for each of the two.
 
@@ -57,7 +57,8 @@ def torch_optim_state(
                 raise ValueError(
                     f"{key} of {name} has shape {tuple(value.shape)}, but the parameter has {tuple(parameter.shape)}"
                 )
-        step = {} if tensors.keys() <= {"momentum_buffer"} else {"step": saved["step"].squeeze().clone().cpu()}
+        count = saved["step"] - saved.get("missed", {}).get(name, 0)
+        step = {} if tensors.keys() <= {"momentum_buffer"} else {"step": count.squeeze().cpu()}
         state[index] = {**step, **{name: value.clone() for name, value in tensors.items()}}
     return {"state": state, "param_groups": own["param_groups"]}
 

@@ -8,7 +8,7 @@ from loops import each
 from optimizer.kinds import KINDS, RULES, SHAPES, make, run, state_of
 from torch import nn
 
-from mptrain.optimizer import SGD, Adagrad, Adam, AdamW, Weights
+from mptrain.optimizer import SGD, Adagrad, Adam, AdamW, Weights, torch_optim_state
 from mptrain.system.errors import CheckpointError, ConfigError
 
 ONE = torch.ones(1)
@@ -543,5 +543,10 @@ def test_each_parameter_counts_its_own_updates(rule, resumed):
         for name, twin in twins.items():
             torch.testing.assert_close(model.get_parameter(name), twin, rtol=2e-6, atol=1e-6, msg=f"{name} at {step}")
     assert weights.updater.step.item() == 9
-    missed = weights.updater.state_dict()["missed"]
+    saved = weights.updater.state_dict()
+    missed = saved["missed"]
+    ours, theirs = torch_optim_state(saved, torchs, twins), torchs.state_dict()
+    for index, values in theirs["state"].items():
+        for key, value in values.items():
+            torch.testing.assert_close(ours["state"][index][key], value, rtol=1e-5, atol=1e-6)
     assert {name: count.item() for name, count in missed.items()} == {"matrix": 2, "bias": 4, "scalar": 3}
