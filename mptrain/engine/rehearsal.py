@@ -314,7 +314,7 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
 
 
 _WARNED = (
-    ("no_gradient", "parameters get no gradient and are not trained"),
+    ("no_gradient", "parameters get no gradient in a first pass, and are not trained while they get none"),
     ("no_learner", "parameters belong to no learner and are not trained"),
     ("unguarded", "buffers become tensors that a skipped step cannot restore: of another shape or dtype, or shared"),
 )
