@@ -193,7 +193,7 @@ class SampleMetrics:
 
     def _judged(self, task: Task, sums: dict[str, float], terms: int, answers: Sequence[Any]) -> dict[str, float]:
         metrics: dict[str, Any] = {**task.summarise(sums, terms), **(task.score(answers) if answers else {})}
-        metrics = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        metrics = {name: _number(value) for name, value in metrics.items()}
         if odd := [name for name, value in metrics.items() if not isinstance(value, int | float)]:
             raise ConfigError(f"the task's metric {odd[0]} is {instance(metrics[odd[0]])}", "return numbers by name")
         return metrics
@@ -203,6 +203,15 @@ class SampleMetrics:
         return {
             name: torch.cat([part.reshape(-1) for part in parts]).cpu().double() for name, parts in self._sums.items()
         }
+
+
+def _number(value: Any) -> Any:
+    """Return a tensor or NumPy value of one element as Python's number; any other value as it is."""
+    return (
+        value.item()
+        if getattr(value, "size", None) == 1 or (isinstance(value, Tensor) and value.numel() == 1)
+        else value
+    )
 
 
 def _append(seen: dict[str, list[float]], metrics: Mapping[str, float]) -> None:

@@ -177,10 +177,10 @@ class Odd(Says):
 
 
 def test_metrics_are_numbers():
-    for value, expected in ((torch.tensor(0.5), 0.5), (np.float64(0.25), 0.25), (3, 3)):
+    for value, expected in ((torch.tensor(0.5), 0.5), (np.float64(0.25), 0.25), (np.float32(0.5), 0.5), (3, 3)):
         found = gathered_of([1.0] * 3).metrics(Odd(value))
         assert found == {"right": expected}
         assert type(found["right"]) is not torch.Tensor
-    for value in (None, "good", [1.0]):
+    for value in (None, "good", [1.0], torch.ones(2), np.ones(2)):
         with pytest.raises(ConfigError, match="the task's metric right is"):
             gathered_of([1.0] * 3).metrics(Odd(value))

@@ -284,33 +284,32 @@ class _Wide(_Curious):
         return {"scale": state["scale"] / (1 + verdict.grad_norm)}
 
 
-def test_a_scale_of_another_dtype_or_kind_is_refused_by_name():
-    parts, _ = parts_of(*TINY, "precision=fp32")
-    learner = parts.learners[0]
-    wide = Learner(learner.objective, learner.weights, _Wide(), learner.rates, parts.device)
-    object.__setattr__(parts, "learners", (wide,))
-    with pytest.raises(ConfigError, match=r"as scale torch\.float64"):
-        rehearse(parts, batches(parts, 1)[0])
-    for state in ({}, {"scale": 4.0}):
-        odd = _Curious()
-        object.__setattr__(odd, "initial", lambda device, state=state: state)
-        with pytest.raises(ConfigError, match="the scaler's state has as scale"):
-            Learner(learner.objective, learner.weights, odd, learner.rates, parts.device)
-
-
 class _InPlace(_Curious):
     def after(self, state, verdict):
         state["scale"].mul_(0.5)
         return state
 
 
-def test_a_scale_that_is_changed_in_place_is_refused_by_name():
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [(_Wide(), r"as scale torch\.float64"), (_InPlace(), r"_InPlace.after\(\) changes the scale in place")],
+)
+def test_a_rule_whose_next_scale_is_none_to_use_is_refused_before_the_first_step(rule, said):
     parts, _ = parts_of(*TINY, "precision=fp32")
     learner = parts.learners[0]
-    own = Learner(learner.objective, learner.weights, _InPlace(), learner.rates, parts.device)
+    own = Learner(learner.objective, learner.weights, rule, learner.rates, parts.device)
     object.__setattr__(parts, "learners", (own,))
-    with pytest.raises(ConfigError, match=r"_InPlace.after\(\) changes the scale in place"):
+    with pytest.raises(ConfigError, match=said):
         rehearse(parts, batches(parts, 1)[0])
+
+
+def test_a_rule_that_begins_without_a_scale_is_refused():
+    learner = parts_of(*TINY, "precision=fp32")[0].learners[0]
+    for state in ({}, {"scale": 4.0}):
+        odd = _Curious()
+        object.__setattr__(odd, "initial", lambda device, state=state: state)
+        with pytest.raises(ConfigError, match="the scaler's state has as scale"):
+            Learner(learner.objective, learner.weights, odd, learner.rates, learner.rates.device)
 
 
 def test_a_class_that_is_no_rule_is_refused_by_name():
