@@ -66,10 +66,24 @@ class LearnerLog:
         scaler, names = learner.scaler, learner.weights.names
         return cls(learner.name, names, ring, floor=scaler.floor, measures=scaler.measure is not None, buffers=buffers)
 
-    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink, *, loss_known: bool = True) -> None:
+    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
+        """Write the records of a step whose values have reached the host."""
+        self.record(step, epoch, row, sink)
+
+    def record(
+        self,
+        step: int,
+        epoch: int,
+        row: HostValues,
+        sink: Sink,
+        *,
+        loss_known: bool = True,
+        applied_norm: float | None = None,
+    ) -> None:
         """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed.
 
         Without ``loss_known`` the loss is NaN because nobody has told it, not because it was not finite.
+        ``applied_norm`` is that of `StepRecord`.
         """
         skipped = bool(row.skip)
         self.updates += not skipped
@@ -81,6 +95,7 @@ class LearnerLog:
             epoch=epoch,
             overflow=row.overflow,
             skipped=skipped,
+            applied_norm=applied_norm,
             **dict(zip(_RECORDED, _recorded(row), strict=True)),
         )
         sink.take(self.last)

@@ -15,13 +15,14 @@ class Numerics(WatchingCallback, Callback):  # type: ignore[misc]
 
     @override
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._start(pl_module, trainer.optimizers, getattr(trainer.precision_plugin, "scaler", None))
+        steps = trainer.global_step // max(1, len(trainer.optimizers))  # it counts those of all optimizers
+        self._start(pl_module, trainer.optimizers, getattr(trainer.precision_plugin, "scaler", None), steps)
 
     @override
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         metrics = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val")}
-        if self.watch is not None and metrics and not trainer.sanity_checking:
-            self.watch.evaluated({name.removeprefix("val_"): value for name, value in metrics.items()})
+        if not trainer.sanity_checking:
+            self._evaluated({name.removeprefix("val_"): value for name, value in metrics.items()})
 
     @override
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -23,11 +23,11 @@ _wrapper: Callable[..., Any] | None = None
 def take_losses(*, earlier: bool) -> list[Tensor | None]:
     """Return the loss whose backward pass is running, detached, a scalar with its loss scale; None if it is unknown.
 
-    With ``earlier``, those of passes before it that nobody has taken come first: while FSDP2 does not synchronise
-    gradients, its parameters get none, and nobody looks at them.
+    Outside of a pass there is none. With ``earlier``, those of passes before it that nobody has taken come first: while
+    FSDP2 does not synchronise gradients, its parameters get none, and nobody looks at them.
     """
     global _taken
-    found = [*(_earlier if earlier else ()), _running[0]]
+    found = [*(_earlier if earlier else ()), *_running[:1]]
     _earlier.clear()
     _taken = _passes
     return found

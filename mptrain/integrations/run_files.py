@@ -7,7 +7,6 @@ import json
 import math
 import shlex
 import sys
-import time
 from collections import Counter, deque
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mptrain.integrations.learner import world_size
+from mptrain.integrations.passes import world_size
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import create_run
 from mptrain.runlog.record_writer import RecordWriter
@@ -37,9 +36,6 @@ from mptrain.system.records import (
 #: Losses of training whose mean stands for the result of a loop that is not evaluated.
 _LAST_LOSSES = 100
 
-#: Seconds after which records are written to their files, so that a process that is killed loses few.
-_FLUSH_SECONDS = 5.0
-
 
 class RecordFiles:
     """Sink that writes the records of one rank into a folder, which it makes for the first of them.
@@ -52,7 +48,6 @@ class RecordFiles:
     def __init__(self, root: Path, kinds: frozenset[str] | None = None) -> None:
         self._root, self._kinds = root, kinds
         self._writer: RecordWriter | None = None
-        self._flushed = time.monotonic()
 
     def take(self, record: Record) -> None:
         """Write a record, unless it is left out."""
@@ -63,14 +58,15 @@ class RecordFiles:
                 self._root.mkdir(parents=True, exist_ok=True)
             self._writer = RecordWriter(RunPaths(self._root))
         self._writer.take(record)
-        if self._kinds is not None or time.monotonic() - self._flushed >= _FLUSH_SECONDS:
-            self._writer.flush()
-            self._flushed = time.monotonic()
 
     def flush(self) -> None:
         """Write the records so far to their files."""
         if self._writer is not None:
             self._writer.flush()
+
+    def drop_histograms(self) -> bool:
+        """Remove the histograms, to have room for other records; return whether there are any."""
+        return self._writer is not None and self._writer.drop_histograms()
 
     def close(self) -> None:
         """Write what is left; a second call does nothing."""
@@ -98,12 +94,14 @@ class WatchedLoop:
         parts: One line for each part by name, as for a run of mptrain: model, precision, scaler, optimizer.
         scaler: Hyper-parameters of its `torch.amp.GradScaler`, named as those of `mptrain.scaler.DynamicScaler`.
         sharded: Its parameters are sharded (FSDP2).
+        steps: Steps of the training before it, as of one that is resumed.
     """
 
     parts: dict[str, str]
     scaler: dict[str, float]
     device: torch.device
     sharded: bool
+    steps: int = 0
 
 
 class RunFiles:
@@ -133,11 +131,13 @@ class RunFiles:
             backends=cuda_backends(loop.device),
             parts=loop.parts,
             ranks=world_size(),
-        ).begin()
+        ).begin(from_step=loop.steps)
         self._directory.write_state(self._state)
         self._files = rank_files(root, 0, sharded=loop.sharded)
         self._learners: dict[str, dict[str, Any]] = {}
-        self._losses: deque[float] = deque(maxlen=_LAST_LOSSES)
+        self._losses: dict[str, deque[float]] = {}
+        self._error = getattr(sys, "last_value", None)  # of an earlier cell, in a notebook
+        self._stopped = ""
         self._evaluated = False
         self._steps = 0
 
@@ -151,21 +151,36 @@ class RunFiles:
             return
         if isinstance(record, StepRecord):
             self._steps, scale = max(self._steps, record.step), record.loss_scale
-            first = {"overflows": {}, "scale": {"first": scale, "min": scale, "max": scale}}
-            found = self._learners.setdefault(record.learner, first)
-            skipped = record.step - record.updates
-            found |= {"updates": record.updates, "skipped": skipped, "skip_rate": skipped / record.step}
-            path = found["scale"]
+            found = self._of(record.learner)
+            made = record.step - self._loop.steps
+            skipped = made - record.updates
+            found |= {"updates": record.updates, "skipped": skipped, "skip_rate": skipped / made}
+            path = found.setdefault("scale", {"first": scale, "min": scale, "max": scale})
             path |= {"min": min(path["min"], scale), "max": max(path["max"], scale), "last": scale}
             if math.isfinite(record.loss):
-                self._losses.append(record.loss)
+                self._losses.setdefault(record.learner, deque(maxlen=_LAST_LOSSES)).append(record.loss)
         elif isinstance(record, OverflowRecord):
-            phases = self._learners[record.learner]["overflows"]
+            phases = self._of(record.learner)["overflows"]
             phases[record.phase] = phases.get(record.phase, 0) + 1
         elif isinstance(record, EvalRecord):
             self._evaluated = True
         elif isinstance(record, HistogramRecord) and not self._precision:
             self._take_dtypes(record)
+        elif isinstance(record, EventRecord) and record.kind == "not_looked_at":
+            self._stopped = f"not looked at: {record.fields['what']}"
+        elif isinstance(record, EventRecord) and record.kind in ("abandoned", "abandoned_passes"):
+            found = self._of(record.fields["learner"])
+            if record.kind == "abandoned_passes":
+                found["left_out"] = record.fields["count"]
+            else:
+                found["left_out"] = found.get("left_out", 0) + 1
+
+    def _of(self, learner: str) -> dict[str, Any]:
+        return self._learners.setdefault(learner, {"overflows": {}})
+
+    def drop_histograms(self) -> bool:
+        """Remove the histograms, to have room for other records; return whether there are any."""
+        return self._files.drop_histograms()
 
     def flush(self) -> None:
         """Write the records so far to their files."""
@@ -185,9 +200,10 @@ class RunFiles:
         counts: dict[str, Any] = {"steps": self._steps}
         if not self._loop.sharded:  # there a rank cannot count the overflows of the others
             counts["learners"] = self._learners
-        if self._evaluated or not self._losses:
+        if self._evaluated or len(self._losses) != 1:  # the losses of several learners are of several kinds
             return counts
-        loss = sum(self._losses) / len(self._losses)
+        (losses,) = self._losses.values()
+        loss = sum(losses) / len(losses)
         metric = {"metric": loss, "metric_name": "loss", "metric_split": "train", "higher_is_better": False}
         return {**counts, **metric, "train": {"loss": loss}}
 
@@ -207,9 +223,10 @@ class RunFiles:
             return
         self._files.close()
         write_summary(self._directory.paths.summary, self._summary())
-        error = sys.exc_info()[1]
+        last = getattr(sys, "last_value", None)  # what ended the process, if nobody closed the watch
+        error = sys.exc_info()[1] or (last if last is not self._error else None)
         if error is None:
-            self._state = self._state.end("done", "", 0, self._steps)
+            self._state = self._state.end("done", self._stopped, 0, self._steps)
         else:
             self._state = self._state.end("failed", f"{type(error).__name__}: {error}", 1, self._steps)
         self._directory.write_state(self._state)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 
@@ -24,7 +24,8 @@ class Listener(Protocol):
         """Take notice that the scaler has chosen its next scale."""
 
 
-_LISTENERS: WeakKeyDictionary[torch.amp.GradScaler, Listener] = WeakKeyDictionary()
+#: Weak, because a watch keeps its scaler, and would keep itself by it.
+_LISTENERS: WeakKeyDictionary[torch.amp.GradScaler, ReferenceType[Listener]] = WeakKeyDictionary()
 #: Our method of a class, and the one that it replaces; None if the class inherits that.
 _WRAPPED: dict[type, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 
@@ -34,13 +35,13 @@ def listen(scaler: torch.amp.GradScaler, listener: Listener) -> Callable[[], Non
 
     Raises RuntimeError if the scaler has a listener already.
     """
-    if scaler in _LISTENERS:
+    if (known := _LISTENERS.get(scaler)) is not None and known() is not None:
         raise RuntimeError("this GradScaler is watched already: close the other watch first")
     kind: Any = type(scaler)
     if kind not in _WRAPPED:
         _WRAPPED[kind] = _telling(kind.update), vars(kind).get("update")
         kind.update = _WRAPPED[kind][0]
-    _LISTENERS[scaler] = listener
+    _LISTENERS[scaler] = ref(listener)
 
     def stop() -> None:
         _LISTENERS.pop(scaler, None)
@@ -59,14 +60,14 @@ def listen(scaler: torch.amp.GradScaler, listener: Listener) -> Callable[[], Non
 def _telling(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
     def wrapper(self: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-        listener = _LISTENERS.pop(self, None) if self.is_enabled() else None
-        if listener is None:
+        found = _LISTENERS.pop(self, None) if self.is_enabled() else None
+        if found is None or (listener := found()) is None:
             return update(self, *args, **kwargs)
         listener.before_update()
         try:
             return update(self, *args, **kwargs)  # of a subclass, it may call a wrapped method of its base
         finally:
-            _LISTENERS[self] = listener
+            _LISTENERS[self] = found
             listener.after_update()
 
     return wrapper

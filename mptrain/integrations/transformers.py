@@ -9,22 +9,18 @@ from typing_extensions import override
 
 from mptrain.integrations.watch import WatchingCallback
 
-#: Entries of the Trainer beside the metrics of an evaluation.
-_NO_METRICS = frozenset({"epoch", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time"})
-
 
 class Numerics(WatchingCallback, TrainerCallback):  # type: ignore[misc]
     """Callback that records each update's loss scale, skip and gradient norm, and what was not finite."""
 
     @override
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        self._start(parts["model"], parts["optimizer"], getattr(parts["optimizer"], "scaler", None))
+        optimizer = parts["optimizer"]
+        self._start(parts["model"], optimizer, getattr(optimizer, "scaler", None), getattr(state, "global_step", 0))
 
     @override
     def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        if self.watch is not None:
-            named = {name.removeprefix("eval_"): value for name, value in parts["metrics"].items()}
-            self.watch.evaluated({name: value for name, value in named.items() if name not in _NO_METRICS})
+        self._evaluated({name.removeprefix("eval_"): value for name, value in parts["metrics"].items()})
 
     @override
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import math
 import os
 import warnings
@@ -11,23 +11,38 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet, finalize
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.engine.options import LogOptions
-from mptrain.integrations.learner import WatchedLearner, rank
+from mptrain.integrations.learner import Owner, WatchedLearner, guarded_call
 from mptrain.integrations.losses import watch_losses
 from mptrain.integrations.names import Models, named_models, parameter_names, unwrapped
+from mptrain.integrations.passes import rank, world_size
 from mptrain.integrations.run_files import RecordFiles, RunFiles, WatchedLoop, rank_files
-from mptrain.integrations.scalers import listen
+from mptrain.integrations.scalers import Listener, listen
+from mptrain.integrations.updates import UpdateLog
 from mptrain.numerics.shards import is_sharded
 from mptrain.runlog.sink import Fanout
-from mptrain.system.errors import StorageError
-from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
-from mptrain.system.torch_private import found_overflow, has_stepped, loss_scale_of
+from mptrain.system.errors import StorageError, UsageError
+from mptrain.system.records import (
+    EvalRecord,
+    EventRecord,
+    HistogramRecord,
+    OverflowRecord,
+    Record,
+    ScaleRecord,
+    StepRecord,
+)
+from mptrain.system.torch_private import found_overflow, has_stepped, is_unscaled, loss_scale_of
 
 Event = OverflowRecord | ScaleRecord | EventRecord
+
+#: Entries of the Trainers beside the metrics of an evaluation, and beside those that end in a unit of time.
+_NO_METRICS = frozenset({"epoch", "model_preparation_time"})
 
 
 class _Newest:
@@ -49,20 +64,25 @@ class _Newest:
                     function(record)
                 except Exception as error:  # training goes on
                     self.functions.remove(function)
-                    warnings.warn(f"on_event: {function!r} raised {error!r}, and is not called again", stacklevel=2)
+                    _warn(f"on_event: {function!r} raised {error!r}, and is not called again")
 
     def close(self) -> None:
         pass
 
 
 class _Files:
-    """Sink that gives up files that cannot be written, as on a full disk, with a warning: training goes on."""
+    """Sink that gives up files that cannot be written, as on a full disk, with a warning: training goes on.
+
+    Histograms are given up first, because they are large; what is written stays.
+    """
 
     def __init__(self, sink: RecordFiles | RunFiles) -> None:
         self._sink: RecordFiles | RunFiles | None = sink
+        self._histograms = True
 
     def take(self, record: Record) -> None:
-        self._try(lambda sink: sink.take(record))
+        if self._histograms or not isinstance(record, HistogramRecord):
+            self._try(lambda sink: sink.take(record))
 
     def flush(self) -> None:
         self._try(lambda sink: sink.flush())
@@ -70,14 +90,19 @@ class _Files:
     def close(self) -> None:
         self._try(lambda sink: sink.close())
 
-    def _try(self, call: Callable[[RecordFiles | RunFiles], None]) -> None:
+    def _try(self, call: Callable[[RecordFiles | RunFiles], object]) -> None:
         if self._sink is None:
             return
         try:
             call(self._sink)
         except StorageError as error:
-            self._sink = None
-            warnings.warn(f"mptrain.watch writes no more records: {error}", stacklevel=2)
+            if self._histograms and self._sink.drop_histograms():
+                self._histograms = False
+                _warn(f"mptrain.watch writes no more histograms: {error}")
+                self.flush()  # what is in memory yet
+            else:
+                self._sink = None
+                _warn(f"mptrain.watch writes no more records: {error}")
 
 
 def watch(
@@ -87,28 +112,41 @@ def watch(
     *,
     every: int = 100,
     dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the name that loggers use
+    loss_scale: Callable[[], float | Tensor] | None = None,
 ) -> Watch:
     """Watch a training loop, which stays as it is: weights, losses and random numbers do not change by a bit.
 
     Every update is on record with its loss, loss scale, rate and gradient norm, and whether the scaler skipped it; with
     the names of the parameters whose gradients were not finite; and with a schedule that moved although the update was
-    skipped. Values are copied to the host in blocks, so that no step waits for the device.
+    skipped. So are backward passes that no update follows, if their gradients were not finite; the others are counted.
+    Values are copied to the host in blocks, so that no step waits for the device.
 
     Args:
         model: The model as it is trained, wrapped or compiled too; or several, in a sequence or by name.
-        optimizer: The optimizer, or several; also as accelerate, Lightning or Fabric wrap it.
+        optimizer: The optimizer, or several; also inside the wrappers of accelerate, Lightning, Opacus and others.
         scaler: The loss scaler; None without loss scaling.
         every: Steps between two histograms of all tensors; 0 for none.
         dir: New folder for the records, which ``mptrain report`` and other commands read; None to keep no files.
+        loss_scale: Function that returns the present loss scale of a loop that multiplies its loss by hand, without a
+            `torch.amp.GradScaler`. It is called at the end of each backward pass.
 
     Raises:
         StorageError: The folder exists or cannot be written.
+        UsageError: The scaler is no `torch.amp.GradScaler`, or the optimizer none of torch; the hint says what to give.
     """
-    return Watch(model, optimizer, scaler, every=every, dir=dir)
+    return Watch(model, optimizer, scaler, every=every, dir=dir, loss_scale=loss_scale)
 
 
-class Watch:
-    """Context manager that watches the updates of a training loop without changing it; see `watch`."""
+#: Watches of this process, which a forked child does not go on with.
+_watches: WeakSet[Watch] = WeakSet()
+
+
+class Watch(Owner, Listener):
+    """Context manager that watches the updates of a training loop without changing it; see `watch`.
+
+    It lives as long as the optimizer that it watches, and ends with it, or with the process, if nobody closes it.
+    ``steps`` is the number of steps of the training before this loop, as of one that is resumed.
+    """
 
     def __init__(
         self,
@@ -118,30 +156,40 @@ class Watch:
         *,
         every: int = 100,
         dir: str | os.PathLike[str] | None = None,  # noqa: A002
+        loss_scale: Callable[[], float | Tensor] | None = None,
         log: LogOptions | None = None,
+        steps: int = 0,
     ) -> None:
-        models, optimizers = named_models(model), _optimizers(optimizer)
+        given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+        models, optimizers = named_models(model), [_with_inner(one) for one in given]
         names, log = parameter_names(models), log or LogOptions()
         labels = ["main"] if len(optimizers) == 1 else [f"optimizer{at}" for at in range(len(optimizers))]
         self._newest = _Newest()
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor]]] = []
+        self._scaler, self._by_hand = _checked(scaler, loss_scale), loss_scale
+        self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor] | None]] = []
         self._stepped: set[str] = set()  # learners with updates of gradients that the scaler has looked at
+        self._left_out: set[str] = set()
+        self._given_up = False
         self.learners: list[WatchedLearner] = []
         with contextlib.ExitStack() as undo:
             if self._scaler is not None:
                 undo.callback(listen(self._scaler, self))
-            self._files = [] if dir is None else [_Files(_files(Path(dir), models, optimizers, self._scaler))]
+            innermost = [one[-1] for one in optimizers]
+            self._files = [] if dir is None else [_Files(_files(Path(dir), models, innermost, self._scaler, steps))]
             self._sink = Fanout([self._newest, *self._files])
             undo.callback(watch_losses())
-            for label, one in zip(labels, optimizers, strict=True):
-                learner = WatchedLearner(
-                    label, one, names, self._sink, log, models=models, every=every, before_pass=self._before_pass
-                )
-                undo.callback(learner.detach)
-                self.learners.append(learner)
-                learner.on_update(functools.partial(self._updated, learner))
-            self._undo = undo.pop_all()
+            with contextlib.ExitStack() as hooks:
+                written = self._files[0].flush if self._files else lambda: None
+                for label, one in zip(labels, optimizers, strict=True):
+                    updates = UpdateLog(label, self._sink, log, written, steps)
+                    learner = WatchedLearner(one, names, updates, self, models=models, every=every)
+                    hooks.callback(learner.detach)
+                    self.learners.append(learner)
+                self._hooks = hooks.pop_all()
+            # What it calls refers neither to this watch nor to its learners, so that they can be collected.
+            logs = [learner.updates for learner in self.learners]
+            self._end = finalize(self, _end, logs, self._sink, undo.pop_all(), os.getpid())
+        _watches.add(self)
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Tell the loss of the newest update, a scalar on any device; call it once a batch, after the update.
@@ -155,15 +203,19 @@ class Watch:
         """Record an evaluation after the newest update, which ``mptrain compare`` judges.
 
         Args:
-            metrics: Values by name, such as ``loss`` or ``accuracy``.
+            metrics: Values by name, such as ``loss`` or ``accuracy``; what is no number is left out, with a warning.
             split: ``val`` or ``test``.
             samples: Number of evaluated samples; 0 if unknown.
         """
         for learner in self.learners:
-            learner.flush()
-        step = max(learner.steps for learner in self.learners)
-        values = {name: float(value) for name, value in metrics.items()}
-        self._sink.take(EvalRecord(split, step, 0, samples, values))
+            learner.updates.flush()
+        step = max(learner.updates.steps for learner in self.learners)
+        values = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
+        if left_out := [name for name in metrics if name not in values and name not in self._left_out]:
+            self._left_out.update(left_out)
+            _warn(f"mptrain.watch: not on record, because they are no numbers: {', '.join(map(str, left_out))}")
+        if values:
+            self._sink.take(EvalRecord(split, step, 0, samples, values))
 
     def on_event(self, function: Callable[[Event], None]) -> None:
         """Call a function for each event, when it has reached the host: overflows, scale changes, moved schedules."""
@@ -187,65 +239,105 @@ class Watch:
                 "step": step.step,
                 "loss_scale": step.loss_scale,
                 "skipped": step.skipped,
-                "shard_grad_norm" if learner.sharded else "grad_norm": step.grad_norm,
+                "shard_grad_norm" if learner.passes.sharded else "grad_norm": step.grad_norm,
                 "nonfinite": [tensor for tensor, _ in tensors],
             }
             found |= {prefix + key: value for key, value in values.items()}
         return found
 
     def flush(self) -> None:
-        """Write the records of all updates so far; waits for the device."""
+        """Write the records of all updates so far; waits for the device. Any thread may call it."""
         for learner in self.learners:
-            learner.flush()
-            learner.refresh()
-        for files in self._files:
-            files.flush()
+            learner.updates.flush()
 
     def close(self) -> None:
         """Record everything, and take all hooks off; a second call does nothing."""
-        with contextlib.ExitStack() as stack:  # all of it, even if something fails
-            stack.callback(self._sink.close)
+        if self._end.alive:
             for learner in self.learners:
-                stack.callback(learner.flush)
-            stack.push(self._undo)
+                learner.guarded(learner.passes.end)()
+                learner.updates.not_looked_at = learner.passes.not_looked_at or learner.updates.not_looked_at
+        with self._hooks:
+            self._end()
 
-    def _updated(self, learner: WatchedLearner) -> None:
+    @override
+    def give_up(self, error: Exception) -> None:
+        """Observe no longer, because observing failed; training goes on, and the record says where it ends."""
+        if self._given_up:
+            return
+        self._given_up = True
+        self._hooks.close()
+        for learner in self.learners:
+            learner.updates.not_looked_at = f"steps after {learner.updates.steps}: {type(error).__name__}: {error}"
+        _warn(f"mptrain.watch has stopped, and training goes on: {type(error).__name__}: {error}")
+
+    def leave_to_parent(self) -> None:
+        """End in a forked child: the parent goes on with the records."""
+        self._end.detach()
+        self._hooks.close()
+        self._scaler = None
+        self.learners = []
+
+    @override
+    def updated(self, learner: WatchedLearner) -> None:
         """Record an update without loss scaling; what the scaler has looked at is recorded when it is updated."""
-        if self._scaler is None or not found_overflow(self._scaler, learner.optimizer):
+        if self._scaler is None or not found_overflow(self._scaler, self._asked(learner)):
             learner.complete()
         else:
             self._stepped.add(learner.name)
 
-    def _before_pass(self) -> None:
+    @override
+    def before_pass(self) -> None:
         """Close the updates that the scaler has made: this pass is not of them, although it may reach their weights."""
         for learner in self.learners:
-            if self._scaler is not None and has_stepped(self._scaler, learner.optimizer):
+            if self._scaler is not None and has_stepped(self._scaler, self._asked(learner)):
                 learner.has_stepped()
 
+    @override
+    def loss_scale(self) -> Tensor | None:
+        scale = None if self._scaler is None else loss_scale_of(self._scaler)
+        return None if scale is None else scale.clone().view(1)
+
+    @override
+    def scale_by_hand(self) -> float | Tensor | None:
+        return None if self._by_hand is None else self._by_hand()
+
+    @override
+    def is_unscaled(self, learner: WatchedLearner) -> bool:
+        return self._scaler is None or is_unscaled(self._scaler, self._asked(learner))
+
+    @override
     def before_update(self) -> None:
         """Keep what the scaler has found, which its update forgets."""
-        assert self._scaler is not None
-        scale = loss_scale_of(self._scaler)
-        self._pending = []
+        scale, self._pending = self.loss_scale(), []
         for learner in self.learners:
-            values = [each.clone() for each in found_overflow(self._scaler, learner.optimizer)]
-            if not values or scale is None:
+            if self._scaler is None or scale is None:
                 continue
-            if not has_stepped(self._scaler, learner.optimizer):
-                if learner.name not in self._stepped:  # unscaled, and not stepped: no update
-                    continue
-                values = []  # stepped by the loop itself, whatever the scaler has found
-            self._pending.append((learner, scale.clone().view(1), values))
+            asked = self._asked(learner)
+            values: list[Tensor] | None = [each.clone() for each in found_overflow(self._scaler, asked)]
+            if not values:
+                continue
+            if not has_stepped(self._scaler, asked):
+                # Stepped by the loop itself, whatever the scaler has found; or unscaled and not stepped: no update.
+                values = [] if learner.name in self._stepped else None
+            self._pending.append((learner, scale, values))
         self._stepped.clear()
 
+    @override
     def after_update(self) -> None:
         """Record the updates between the last two calls of the scaler's ``update``."""
-        assert self._scaler is not None
-        scale = loss_scale_of(self._scaler)
-        after = None if scale is None else scale.clone().view(1)
+        after = self.loss_scale()
         for learner, before, found in self._pending:
-            learner.complete(before, after, found)
+            if found is not None:
+                learner.guarded(learner.complete)(before, after, found)
+            else:
+                learner.guarded(learner.abandon)(before, after)
         self._pending = []
+
+    def _asked(self, learner: WatchedLearner) -> torch.optim.Optimizer:
+        """Return the optimizer that the scaler was given: the one that updates, or one that wraps it."""
+        assert self._scaler is not None
+        known = (one for one in learner.optimizers if found_overflow(self._scaler, one))
+        return next(known, learner.optimizer)
 
     def __enter__(self) -> Watch:
         return self
@@ -257,37 +349,112 @@ class Watch:
 
 
 class WatchingCallback:
-    """Base of the callbacks of frameworks: starts a watch and ends it.
+    """Base of the callbacks of frameworks: starts a watch and ends it; it never ends a training.
 
-    ``watch`` is that of the running or last training; None before the first. For ``every`` and ``dir`` see
-    `mptrain.watch`; without ``dir`` no files are written.
+    ``watch`` is that of the running or last training; None before the first, and if it could not begin. For ``every``
+    and ``dir`` see `mptrain.watch`; a folder that exists stays, and the records go to ``DIR-2``, ``DIR-3`` and so on.
+    Without ``dir`` no files are written.
     """
 
     def __init__(self, every: int = 100, dir: str | os.PathLike[str] | None = None) -> None:  # noqa: A002
         self.watch: Watch | None = None
-        self._every, self._dir = every, dir
+        self._every, self._dir, self._trainings = every, dir, 0
 
-    def _start(self, model: Models, optimizer: Any, scaler: torch.amp.GradScaler | None) -> None:
+    def _start(self, model: Models, optimizer: Any, scaler: torch.amp.GradScaler | None, steps: int) -> None:
         self._close()  # that of a training that an exception ended
-        self.watch = watch(model, optimizer, scaler, every=self._every, dir=self._dir)
+        self._trainings += 1
+        try:
+            self.watch = Watch(model, optimizer, scaler, every=self._every, dir=self._new_folder(), steps=steps)
+        except Exception as error:
+            self.watch = None
+            _warn(f"mptrain does not watch this training: {error}. {getattr(error, 'hint', '')}".rstrip(". ") + ".")
+
+    def _evaluated(self, metrics: Mapping[str, Any]) -> None:
+        """Record the metrics of an evaluation, without times."""
+        named = {
+            name: value
+            for name, value in metrics.items()
+            if name not in _NO_METRICS and not name.endswith(("runtime", "_per_second"))
+        }
+        if self.watch is not None and named:
+            guarded_call(self.watch.evaluated, self.watch, named)
 
     def _close(self) -> None:
         if self.watch is not None:
-            self.watch.close()
+            guarded_call(self.watch.close, self.watch)
+
+    def _new_folder(self) -> Path | None:
+        if self._dir is None:
+            return None
+        names = itertools.chain([str(self._dir)], (f"{self._dir}-{number}" for number in itertools.count(2)))
+        if world_size() > 1:  # what ranks see of a folder that another makes depends on the time; all count alike
+            return Path(next(itertools.islice(names, self._trainings - 1, None)))
+        return next(path for name in names if not (path := Path(name)).exists())
 
 
-def _innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer inside the wrappers of accelerate, Lightning and Fabric."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer) and inner is not optimizer:
-        optimizer = inner
-    found: torch.optim.Optimizer = optimizer
-    return found
+def _end(logs: Sequence[UpdateLog], sink: Fanout, undo: contextlib.ExitStack, process: int) -> None:
+    """Record everything that is left, and restore what was replaced in torch; not in a forked child."""
+    if os.getpid() != process:
+        return
+    with contextlib.ExitStack() as stack:  # all of it, even if something fails
+        stack.callback(sink.close)
+        for log in logs:
+            stack.callback(log.end)
+        stack.push(undo)
 
 
-def _optimizers(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-) -> tuple[torch.optim.Optimizer, ...]:
-    return tuple(map(_innermost, optimizer if isinstance(optimizer, Sequence) else (optimizer,)))
+def _warn(text: str) -> None:
+    with contextlib.suppress(Warning):  # where warnings are errors, they must not end a training
+        warnings.warn(text, stacklevel=3)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, str | bytes) else float(value)
+    except Exception:  # classes of others may raise anything
+        return None
+
+
+def _with_inner(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
+    """Return an optimizer, and after it those that it wraps: accelerate's, Lightning's, Opacus', SAM's, Lookahead's.
+
+    The last one updates. One that wraps others has them in an attribute; an optimizer that has one of other parameters
+    than its own, for a part of them, is none of these.
+    """
+    found = [optimizer]
+    while True:
+        outer = found[-1]
+        inside = [one for one in vars(outer).values() if isinstance(one, torch.optim.Optimizer)]
+        inside = [one for one in inside if all(one is not other for other in found)]
+        if len(inside) != 1 or (isinstance(outer, torch.optim.Optimizer) and _updates(outer) != _updates(inside[0])):
+            break
+        found.append(inside[0])
+    if not isinstance(found[-1], torch.optim.Optimizer):
+        raise UsageError(
+            f"{type(found[-1]).__name__} is no torch.optim.Optimizer, and has not one in an attribute",
+            "give the optimizers that it steps, in a list",
+        )
+    return tuple(found)
+
+
+def _updates(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [id(one) for group in optimizer.param_groups for one in group["params"]]
+
+
+def _checked(scaler: Any, loss_scale: Callable[[], float | Tensor] | None) -> torch.amp.GradScaler | None:
+    """Return the scaler, None for one that is disabled; refuse what is none, or stands beside a scale by hand."""
+    if scaler is None:
+        return None
+    name = type(scaler).__name__
+    if not isinstance(scaler, torch.amp.GradScaler):
+        inside = [key for key, one in getattr(scaler, "__dict__", {}).items() if isinstance(one, torch.amp.GradScaler)]
+        raise UsageError(
+            f"{name} is no torch.amp.GradScaler",
+            f"give its attribute {inside[0]}" if inside else "give loss_scale=, a function that returns its scale",
+        )
+    if loss_scale is not None:
+        raise UsageError(f"{name} and loss_scale= are two answers to one question", "give one of them")
+    return scaler if scaler.is_enabled() else None
 
 
 def _files(
@@ -295,6 +462,7 @@ def _files(
     models: Mapping[str, nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
+    steps: int,
 ) -> RecordFiles | RunFiles:
     """Return the sink of this rank's files in a new run directory."""
     parameters = [one for each in models.values() for one in each.parameters()]
@@ -303,14 +471,17 @@ def _files(
         return rank_files(root.absolute(), rank(), sharded=sharded)
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in parameters}))
     kinds = ", ".join(type(unwrapped(each)).__name__.removeprefix("FSDP" * sharded) for each in models.values())
+    # Replicas have one record; of a pipeline, or of ranks that average by hand, it is not known to be that of all.
+    alike = sharded or any(isinstance(one, nn.parallel.DistributedDataParallel) for one in models.values())
+    whose = "" if world_size() == 1 or alike else f", as rank 0 of {world_size()} has it"
     parts = {
-        "model": f"{kinds}, {sum(one.numel() for one in parameters):,} parameters",
+        "model": f"{kinds}, {sum(one.numel() for one in parameters):,} parameters{whose}",
         "precision": f"parameters {dtypes}" + ", sharded (FSDP2)" * sharded,
         "scaler": "none" if scaler is None else _described(scaler),
         "optimizer": "; ".join(f"{type(one).__name__}(lr={_first_rate(one):g})" for one in optimizers),
     }
     device = parameters[0].device if parameters else torch.device("cpu")
-    return RunFiles(root, WatchedLoop(parts, {} if scaler is None else _rule(scaler), device, sharded))
+    return RunFiles(root, WatchedLoop(parts, {} if scaler is None else _rule(scaler), device, sharded, steps))
 
 
 def _first_rate(optimizer: torch.optim.Optimizer) -> float:
@@ -335,3 +506,12 @@ def _rule(scaler: torch.amp.GradScaler) -> dict[str, float]:
         "backoff_factor": scaler.get_backoff_factor(),
         "growth_interval": scaler.get_growth_interval(),
     }
+
+
+def _leave_to_parent() -> None:
+    """End all watches in a forked child, which has the parent's hooks, buffers and files."""
+    for one in list(_watches):
+        one.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

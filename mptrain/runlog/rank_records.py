@@ -24,7 +24,9 @@ def merged_steps(ranks: Sequence[Iterable[StepRecord]]) -> Iterator[StepRecord]:
     """
     for same in _same_steps(ranks):
         norm = math.hypot(*(record.grad_norm for record in same))
-        yield replace(same[0], grad_norm=norm, overflow=any(record.overflow for record in same))
+        applied = [record.applied_norm for record in same if record.applied_norm is not None]
+        whole = math.hypot(*applied) if len(applied) == len(same) else None
+        yield replace(same[0], grad_norm=norm, applied_norm=whole, overflow=any(record.overflow for record in same))
 
 
 def merged_events(ranks: Sequence[Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:

@@ -101,6 +101,13 @@ class RecordWriter:
         for name in names:
             self._files[name].force()
 
+    def drop_histograms(self) -> bool:
+        """Empty histograms.jsonl, by far the largest file, and write it no more; return whether there was one."""
+        if (file := self._files.pop(HISTOGRAMS, None)) is None:
+            return False
+        file.empty()
+        return True
+
     def close(self) -> None:
         """Flush all records, force them to the disk and close the files, all of them even if one fails."""
         with contextlib.ExitStack() as stack:  # closes all files even if one fails
@@ -225,6 +232,14 @@ class _AppendFile:
             )
         return found.st_size
 
+    def empty(self) -> None:
+        """Remove the content, buffered or written, and close the file."""
+        self._closed = True
+        self._pending.clear()
+        with contextlib.suppress(OSError):  # of a disk that fails there is nothing more to say
+            os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
     def digest(self) -> str:
         return self._digest.hexdigest()
 
@@ -288,21 +303,27 @@ def _csv_line(values: list[Any] | tuple[Any, ...]) -> str:
 
 
 def step_json(record: StepRecord) -> str:
-    """Return the line of a step record in ``steps.jsonl``; as from `as_json`, in a seventh of its time."""
-    numbers = _numbers(record)
+    """Return the line of a step record in ``steps.jsonl``, without values that are None.
+
+    It is that of `as_json`, in a seventh of its time.
+    """
+    numbers, applied = _numbers(record), record.applied_norm
+    if applied is not None:
+        numbers += (applied,)
     # The sum of finite numbers may overflow; the slow path is then taken unnecessarily.
     if not math.isfinite(sum(numbers)):
-        return as_json(asdict(record))
-    return _step_line(*_words(record)) % numbers
+        return as_json({name: value for name, value in asdict(record).items() if value is not None})
+    return _step_line(*_words(record), applied=applied is not None) % numbers
 
 
 _WORDS = tuple(field.name for field in fields(StepRecord) if field.type in {"str", "bool"})
-_NUMBERS = tuple(field.name for field in fields(StepRecord) if field.name not in _WORDS)
+_NUMBERS = tuple(field.name for field in fields(StepRecord) if field.name not in (*_WORDS, "applied_norm"))
 _words, _numbers = attrgetter(*_WORDS), attrgetter(*_NUMBERS)
 
 
 @functools.lru_cache
-def _step_line(*words: str | bool) -> str:
+def _step_line(*words: str | bool, applied: bool) -> str:
     """Return the line of a step record with ``%r`` for each of its numbers."""
     values = {name: json.dumps(word).replace("%", "%%") for name, word in zip(_WORDS, words, strict=True)}
-    return "{" + ", ".join(f'"{field.name}": {values.get(field.name, "%r")}' for field in fields(StepRecord)) + "}"
+    names = [field.name for field in fields(StepRecord) if applied or field.name != "applied_norm"]
+    return "{" + ", ".join(f'"{name}": {values.get(name, "%r")}' for name in names) + "}"

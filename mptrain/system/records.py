@@ -32,6 +32,8 @@ class StepRecord:
         overflow: Whether a gradient had inf or NaN.
         skipped: Whether the update was skipped.
         grad_norm: Global L2 norm of the unscaled gradients before clipping.
+        applied_norm: That of the gradients as the optimizer was given them, after whatever the loop does to them; None
+            where they were not looked at, as in runs of mptrain, which only clip.
     """
 
     learner: str
@@ -44,6 +46,7 @@ class StepRecord:
     skipped: bool
     grad_norm: float
     lr: float
+    applied_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,8 @@ class HistogramRecord:
 class ScaleRecord:
     """A change of the loss scale of one learner after a training step.
 
-    ``why`` is ``overflow``, ``growth``, or ``measured`` if a measurement of finite gradients lowered the scale.
+    ``why`` is ``overflow``, ``growth``, ``measured`` if a measurement of finite gradients lowered the scale, or ``set``
+    if a watched loop set it between two updates.
     """
 
     learner: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -55,7 +55,9 @@ __all__ = [
     "has_native_half",
     "has_step_hooks",
     "has_stepped",
+    "in_compiled_autograd",
     "input_metadata",
+    "is_unscaled",
     "local_shard",
     "loss_scale_of",
     "number_of_node",
@@ -67,6 +69,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "unflatten_dense_tensors",
+    "untraced",
     "weights_only_unpickler",
     "written_tensors",
 ]
@@ -142,6 +145,29 @@ def computes_now() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack()
     )
+
+
+def is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a scaler has divided the gradients of an optimizer by its scale since its last update.
+
+    It has not before ``unscale_``, nor for a fused optimizer, whose kernel divides them.
+    """
+    stage = scaler._per_optimizer_states.get(id(optimizer), {}).get("stage")
+    return stage is not None and stage.name != "READY"
+
+
+def in_compiled_autograd() -> bool:
+    """Return whether the running backward pass is one of compiled autograd, also while it is traced."""
+    if torch.compiler.is_compiling():
+        return True
+    found = sys.modules.get("torch._dynamo.compiled_autograd")  # imported by whoever uses it
+    return found is not None and bool(found.in_compiled_autograd_region)
+
+
+def untraced(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that torch's compiler calls as it is, as `torch.compiler.disable`, without importing it."""
+    cast("Any", function)._torchdynamo_disable = True
+    return function
 
 
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__

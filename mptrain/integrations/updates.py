@@ -1,0 +1,227 @@
+"""Log of the updates of a watched optimizer: from the values of each on the device to its records.
+
+It refers to no parameter and no model, so that it can be ended after the loop's own objects are gone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from mptrain.engine.options import LogOptions
+from mptrain.engine.ring import Ring
+from mptrain.engine.step_log import LearnerLog, StepLog
+from mptrain.engine.step_values import HostValues, StepValues
+from mptrain.integrations.passes import rank
+from mptrain.probe.overflow_attribution import boundary, nonfinite_parameters
+from mptrain.system.records import EventRecord, ScaleRecord, nonfinite_kind
+
+if TYPE_CHECKING:
+    from mptrain.integrations.histograms import UpdateHistograms
+    from mptrain.runlog.sink import Sink
+
+#: Updates by which it is judged whether a schedule moves with each of them, and the fewest that show it.
+_JUDGED, _FEWEST = 20, 3
+
+Rates = tuple[float | Tensor, ...]
+
+
+class Facts(NamedTuple):
+    """Facts about an update that the host knows.
+
+    ``rates`` are those of all groups. ``loss_known`` and ``applied_known``: its loss and its norm as applied are known.
+    ``abandoned``: passes that no update followed, and no update.
+    """
+
+    rates: Rates
+    loss_known: bool = False
+    applied_known: bool = False
+    abandoned: bool = False
+
+
+class UpdateLog:
+    """Log of the updates of one learner, and of its passes that no update follows.
+
+    Args:
+        name: Name of the learner in the records.
+        sink: Receiver of the records.
+        options: How many steps are copied to the host together, and how often.
+        written: Function that is called after records were given to the sink.
+        steps: Number of steps before the first.
+
+    ``steps`` counts updates so far, skipped ones included. ``not_looked_at`` says what the watch could not see.
+    """
+
+    def __init__(self, name: str, sink: Sink, options: LogOptions, written: Callable[[], None], steps: int = 0) -> None:
+        self.name, self.steps, self.not_looked_at = name, steps, ""
+        self._sink, self._options, self._written = sink, options, written
+        self._lock = threading.RLock()  # another thread may flush; a function of `on_event` may too
+        self._open: tuple[StepValues, Facts] | None = None
+        self._facts: deque[Facts] = deque()
+        self._counted: list[UpdateHistograms] = []
+        self._log: _Log | None = None
+
+    def begin(self, names: Sequence[str], ranks: int, device: torch.device, *, sharded: bool) -> None:
+        """Record updates of these parameters from now on; those of others before are recorded first."""
+        with self._lock:
+            if self._log is not None:
+                self.flush()
+            ring = Ring(self._options.ring, len(names) * min(ranks, 2), device)
+            before, self._log = self._log, _Log(self.name, names, ring, self._facts, sharded=sharded)
+            if before is not None:
+                self._log.go_on_after(before)
+            self._ring, self._step_log = ring, StepLog([self._log], self._sink, self._options)
+
+    def add(self, values: StepValues, facts: Facts, histograms: UpdateHistograms | None = None) -> None:
+        """Keep an update, recorded with the next `push`, or passes that no update followed, recorded at once."""
+        with self._lock:
+            if facts.abandoned:
+                self._record(values, facts)
+                return
+            self.push()
+            self._open = values, facts
+            if histograms is not None:
+                self._counted.append(histograms)
+
+    def push(self, loss: Tensor | None = None) -> None:
+        """Record the newest update; ``loss`` is its unscaled loss, None for that of its backward passes."""
+        with self._lock:
+            if self._open is None:
+                return
+            (values, facts), self._open = self._open, None
+            if loss is not None:
+                values, facts = values._replace(loss=loss), facts._replace(loss_known=True)
+            self.steps += 1
+            self._record(values, facts)
+
+    def flush(self) -> None:
+        """Write the records of all updates so far; waits for the device."""
+        with self._lock:
+            self.push()
+            self._step_log.flush()
+            self._write()
+
+    def end(self) -> None:
+        """Write the records of all updates, and what has none: how many passes no update followed, what nobody saw."""
+        with self._lock:
+            self.flush()
+            assert self._log is not None
+            self._log.end(self.steps, self.not_looked_at, self._sink)
+            self._write()
+
+    def _record(self, values: StepValues, facts: Facts) -> None:
+        self._facts.append(facts)
+        self._ring.record(values)
+        before = self._ring.unread
+        self._step_log.note(self.steps + facts.abandoned, 0)
+        if self._ring.unread < before:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the histograms of the steps that have reached the host, which waits for the device if there are any."""
+        newest = self._log.last.step if self._log is not None and self._log.last is not None else 0
+        while self._counted and self._counted[0].step <= newest:
+            for record in self._counted.pop(0).records():
+                self._sink.take(record)
+        self._written()
+
+
+class _Log(LearnerLog):
+    """Log of a watched optimizer with the facts that the host knows of its updates.
+
+    It says which passes no update followed, that the scale changed between updates, and that a schedule moved although
+    there was no update.
+    """
+
+    def __init__(self, name: str, names: Sequence[str], ring: Ring, facts: deque[Facts], *, sharded: bool) -> None:
+        super().__init__(name, names, ring)
+        self._facts, self._sharded = facts, sharded
+        self._abandoned = 0
+        self._scale: tuple[int, float] | None = None  # of the next update, as the last one left it, and its step
+        self._before: tuple[int, tuple[float, ...], bool] | None = None  # step, rates, and whether it was an update
+        self._moves: deque[bool] = deque(maxlen=_JUDGED)  # whether the rates changed after an update
+        self._moved: list[EventRecord] = []  # after passes without an update; to be said if `_moves` is true mostly
+
+    def go_on_after(self, other: _Log) -> None:
+        """Continue the counts of the log of the same optimizer with other parameters."""
+        for name in ("updates", "skipped", "history", "last", "_abandoned", "_scale", "_before", "_moves", "_moved"):
+            setattr(self, name, getattr(other, name))
+
+    @override
+    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
+        facts = self._facts.popleft()
+        rates = tuple(map(float, facts.rates))  # of tensors on the device they are read here, with the block
+        if len(row.norms) > len(self._parameters):
+            row, local = row._replace(norms=row.norms[: len(self._parameters)]), row.norms[len(self._parameters) :]
+            count, tensors = nonfinite_parameters(self._parameters, local)
+            if count:
+                fields = {"learner": self.name, "rank": rank(), "tensors": tensors, "count": count}
+                sink.take(EventRecord("rank_overflow", step, fields))
+        if self._sharded and row.skip and not row.overflow:  # because of another rank's shards
+            row = row._replace(grad_norm=math.inf, norms=[0.0] * len(self._parameters))
+        self._follow_rates(step, rates, updated=not (row.skip or facts.abandoned), sink=sink)
+        if self._scale is not None and self._scale[1] != row.loss_scale:  # by a call of the loop's own
+            sink.take(ScaleRecord(self.name, *self._scale, row.loss_scale, "set"))
+        self._scale = step, row.next_scale
+        if facts.abandoned:
+            self._take_abandoned(step, row, sink, loss_known=facts.loss_known)
+            return
+        applied = row.lr if facts.applied_known else None  # the rate has no place of its own on the device
+        lr = rates[0] if rates else math.nan
+        self.record(step, epoch, row._replace(lr=lr), sink, loss_known=facts.loss_known, applied_norm=applied)
+
+    def _take_abandoned(self, step: int, row: HostValues, sink: Sink, *, loss_known: bool) -> None:
+        """Say the first passes that no update followed, and all whose gradients were not finite; count the others."""
+        self._abandoned += 1
+        if self._abandoned == 1 or row.overflow:
+            count, tensors = nonfinite_parameters(self._parameters, row.norms) if row.overflow else (0, ())
+            fields = {
+                "learner": self.name,
+                "overflow": row.overflow,
+                "loss_scale": row.loss_scale,
+                "loss": (nonfinite_kind(row.loss) or "finite") if loss_known else "unknown",
+                "tensors": tensors,
+                "count": count,
+                "boundary": boundary(self._parameters, row.norms) if row.overflow else ("", ""),
+            }
+            sink.take(EventRecord("abandoned", step, fields))
+        if row.next_scale != row.loss_scale:
+            sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, self._why(row)))
+
+    def _follow_rates(self, step: int, rates: tuple[float, ...], *, updated: bool, sink: Sink) -> None:
+        """Say that a schedule moved although there was no update, if it moves with each update.
+
+        One that moves once an epoch, or when a metric stands still, is no fault wherever it moves.
+        """
+        if self._before is not None:
+            last, before, was_updated = self._before
+            if was_updated:
+                self._moves.append(rates != before)
+            elif rates != before:
+                at = next((at for at, (old, new) in enumerate(zip(before, rates, strict=False)) if old != new), 0)
+                fields = {"learner": self.name, "from_lr": before[at], "to_lr": rates[at], "group": at}
+                self._moved.append(EventRecord("schedule_moved", last, fields))
+        self._before = step, rates, updated
+        if len(self._moves) >= _FEWEST:
+            self._say_moved(sink)
+
+    def _say_moved(self, sink: Sink) -> None:
+        if sum(self._moves) >= 0.9 * len(self._moves):
+            for event in self._moved:
+                sink.take(event)
+        self._moved = []
+
+    def end(self, step: int, not_looked_at: str, sink: Sink) -> None:
+        """Say what is known at the end of a loop alone."""
+        self._say_moved(sink)
+        if self._abandoned > 1:
+            sink.take(EventRecord("abandoned_passes", step, {"learner": self.name, "count": self._abandoned}))
+        if not_looked_at:
+            sink.take(EventRecord("not_looked_at", step, {"learner": self.name, "what": not_looked_at}))
