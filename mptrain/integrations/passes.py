@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -215,12 +216,17 @@ class PassLog:
         self._handles = [hook for one in self.params if (hook := self._hooked(one)) is not None]
 
     def _hooked(self, parameter: nn.Parameter) -> Any:
-        hook, thawed = untraced(self._follower.guarded(self._accumulated)), parameter.requires_grad
+        known, thawed = ref(self), parameter.requires_grad
+
+        def hook(parameter: nn.Parameter) -> None:  # weak: Python cannot collect a parameter whose hook leads to it
+            if (log := known()) is not None:
+                log._follower.guarded(log._accumulated)(parameter)
+
         if parameter.is_inference() and not thawed:  # it can never get a gradient
             return None
         try:
             parameter.requires_grad_(True)  # torch hooks no frozen parameter, but keeps the hook of one that freezes
-            return parameter.register_post_accumulate_grad_hook(hook)
+            return parameter.register_post_accumulate_grad_hook(untraced(hook))
         finally:
             parameter.requires_grad_(thawed)
 
@@ -228,7 +234,7 @@ class PassLog:
         if in_compiled_autograd():  # it has no end of a pass to call at; the look at the step remains
             if not self.not_looked_at:
                 self.not_looked_at = "compiled autograd: backward passes that no update follows are not looked at"
-                warnings.warn(f"mptrain.watch: {self.not_looked_at}", stacklevel=2)
+                warn(f"mptrain.watch: {self.not_looked_at}")
             return
         number = current_backward()
         if number not in self._queued:
@@ -292,10 +298,9 @@ class PassLog:
         self._open = Passes(verdict, loss, self.rates(), local, self._follower.scale_by_hand())
 
     def _warn_of_no_update(self) -> None:
-        warnings.warn(
+        warn(
             f"mptrain.watch: {self.since_update} backward passes and no update of the watched "
-            f"{type(self._optimizer).__name__} after them: does another optimizer step?",
-            stacklevel=2,
+            f"{type(self._optimizer).__name__} after them: does another optimizer step?"
         )
 
     def _local_magnitudes(self) -> Tensor | None:
@@ -341,6 +346,12 @@ def _magnitudes(grads: Sequence[Tensor]) -> list[Tensor]:
 def _is_view(grad: Tensor) -> bool:
     """Return whether a gradient lies in memory that holds others too, as in the buckets of DDP."""
     return grad.layout == torch.strided and not is_sharded(grad) and grad.untyped_storage().nbytes() > grad.nbytes
+
+
+def warn(text: str) -> None:
+    """Warn the user whose loop is watched; where warnings are errors, they must not end a training."""
+    with contextlib.suppress(Warning):
+        warnings.warn(text, stacklevel=3)
 
 
 def rank() -> int:

@@ -19,13 +19,16 @@ from mptrain.engine.options import LogOptions
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.step_values import HostValues, StepValues
-from mptrain.integrations.passes import rank
+from mptrain.integrations.passes import rank, warn
 from mptrain.probe.overflow_attribution import boundary, nonfinite_parameters
 from mptrain.system.records import EventRecord, ScaleRecord, nonfinite_kind
 
 if TYPE_CHECKING:
     from mptrain.integrations.histograms import UpdateHistograms
     from mptrain.runlog.sink import Sink
+
+#: Least factor between the norms of a pass and of its update that may be a loss scale, and updates that show one.
+_SCALES, _ALIKE = 16.0, 3
 
 #: Updates by which it is judged whether a schedule moves with each of them, and the fewest that show it.
 _JUDGED, _FEWEST = 20, 3
@@ -144,6 +147,7 @@ class _Log(LearnerLog):
         super().__init__(name, names, ring)
         self._facts, self._sharded = facts, sharded
         self._abandoned = 0
+        self._ratios, self._divided_by = (0.0, 0), 0.0  # norm of a pass by that of its update, and how often
         self._scale: tuple[int, float] | None = None  # of the next update, as the last one left it, and its step
         self._before: tuple[int, tuple[float, ...], bool] | None = None  # step, rates, and whether it was an update
         self._moves: deque[bool] = deque(maxlen=_JUDGED)  # whether the rates changed after an update
@@ -151,7 +155,19 @@ class _Log(LearnerLog):
 
     def go_on_after(self, other: _Log) -> None:
         """Continue the counts of the log of the same optimizer with other parameters."""
-        for name in ("updates", "skipped", "history", "last", "_abandoned", "_scale", "_before", "_moves", "_moved"):
+        for name in (
+            "updates",
+            "skipped",
+            "history",
+            "last",
+            "_abandoned",
+            "_scale",
+            "_before",
+            "_moves",
+            "_moved",
+            "_ratios",
+            "_divided_by",
+        ):
             setattr(self, name, getattr(other, name))
 
     @override
@@ -173,9 +189,24 @@ class _Log(LearnerLog):
         if facts.abandoned:
             self._take_abandoned(step, row, sink, loss_known=facts.loss_known)
             return
+        if facts.applied_known and row.loss_scale == 1 and not self._divided_by:
+            self._look_for_scale(step, row, sink)
         applied = row.lr if facts.applied_known else None  # the rate has no place of its own on the device
         lr = rates[0] if rates else math.nan
         self.record(step, epoch, row._replace(lr=lr), sink, loss_known=facts.loss_known, applied_norm=applied)
+
+    def _look_for_scale(self, step: int, row: HostValues, sink: Sink) -> None:
+        """Say that the loop seems to scale its loss by hand: it divides gradients by one power of two each time."""
+        ratio = row.grad_norm / row.lr if row.lr else 0.0
+        power = 2.0 ** round(math.log2(ratio)) if math.isfinite(ratio) and ratio >= _SCALES else 0.0
+        same = power > 0 and math.isclose(ratio, power, rel_tol=1e-3) and self._ratios[0] in (0.0, power)
+        self._ratios = (power, self._ratios[1] + 1) if same else (0.0, 0)
+        if self._ratios[1] == _ALIKE:
+            self._divided_by = power
+            what = f"the loop divides its gradients by {power:g} before the update; if that is a loss scale, "
+            what += "grad_norm and loss are multiplied by it: give mptrain.watch loss_scale="
+            sink.take(EventRecord("not_looked_at", step, {"learner": self.name, "what": what}))
+            warn(f"mptrain.watch: {what}")
 
     def _take_abandoned(self, step: int, row: HostValues, sink: Sink, *, loss_known: bool) -> None:
         """Say the first passes that no update followed, and all whose gradients were not finite; count the others."""

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,7 @@ from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import Owner, WatchedLearner, guarded_call
 from mptrain.integrations.losses import watch_losses
 from mptrain.integrations.names import Models, named_models, parameter_names, unwrapped
-from mptrain.integrations.passes import rank, world_size
+from mptrain.integrations.passes import rank, warn, world_size
 from mptrain.integrations.run_files import RecordFiles, RunFiles, WatchedLoop, rank_files
 from mptrain.integrations.scalers import Listener, listen
 from mptrain.integrations.updates import UpdateLog
@@ -64,7 +63,7 @@ class _Newest:
                     function(record)
                 except Exception as error:  # training goes on
                     self.functions.remove(function)
-                    _warn(f"on_event: {function!r} raised {error!r}, and is not called again")
+                    warn(f"on_event: {function!r} raised {error!r}, and is not called again")
 
     def close(self) -> None:
         pass
@@ -98,11 +97,11 @@ class _Files:
         except StorageError as error:
             if self._histograms and self._sink.drop_histograms():
                 self._histograms = False
-                _warn(f"mptrain.watch writes no more histograms: {error}")
+                warn(f"mptrain.watch writes no more histograms: {error}")
                 self.flush()  # what is in memory yet
             else:
                 self._sink = None
-                _warn(f"mptrain.watch writes no more records: {error}")
+                warn(f"mptrain.watch writes no more records: {error}")
 
 
 def watch(
@@ -213,7 +212,7 @@ class Watch(Owner, Listener):
         values = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
         if left_out := [name for name in metrics if name not in values and name not in self._left_out]:
             self._left_out.update(left_out)
-            _warn(f"mptrain.watch: not on record, because they are no numbers: {', '.join(map(str, left_out))}")
+            warn(f"mptrain.watch: not on record, because they are no numbers: {', '.join(map(str, left_out))}")
         if values:
             self._sink.take(EvalRecord(split, step, 0, samples, values))
 
@@ -268,7 +267,7 @@ class Watch(Owner, Listener):
         self._hooks.close()
         for learner in self.learners:
             learner.updates.not_looked_at = f"steps after {learner.updates.steps}: {type(error).__name__}: {error}"
-        _warn(f"mptrain.watch has stopped, and training goes on: {type(error).__name__}: {error}")
+        warn(f"mptrain.watch has stopped, and training goes on: {type(error).__name__}: {error}")
 
     def leave_to_parent(self) -> None:
         """End in a forked child: the parent goes on with the records."""
@@ -367,7 +366,7 @@ class WatchingCallback:
             self.watch = Watch(model, optimizer, scaler, every=self._every, dir=self._new_folder(), steps=steps)
         except Exception as error:
             self.watch = None
-            _warn(f"mptrain does not watch this training: {error}. {getattr(error, 'hint', '')}".rstrip(". ") + ".")
+            warn(f"mptrain does not watch this training: {error}. {getattr(error, 'hint', '')}".rstrip(". ") + ".")
 
     def _evaluated(self, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of an evaluation, without times."""
@@ -401,11 +400,6 @@ def _end(logs: Sequence[UpdateLog], sink: Fanout, undo: contextlib.ExitStack, pr
         for log in logs:
             stack.callback(log.end)
         stack.push(undo)
-
-
-def _warn(text: str) -> None:
-    with contextlib.suppress(Warning):  # where warnings are errors, they must not end a training
-        warnings.warn(text, stacklevel=3)
 
 
 def _number(value: Any) -> float | None:
