@@ -63,7 +63,9 @@ class UpdateHistograms(HistogramWatch):
         """
         self.close()
         if not moves:
-            self._before = {name: one._replace(moving=None) for name, one in self._before.items()}
+            for name, one in self._before.items():
+                if one.moving is not None:
+                    self._before[name] = one._replace(moving=torch.zeros_like(one.moving))
         if self._verdict is not None:
             self._verdict, self._scale = self._verdict._replace(skip=skip), scale
             self._try(self.updated, _weights(tensors))

@@ -79,7 +79,7 @@ class _Before(NamedTuple):
 class HistogramWatch:
     """Observer that counts the exponents of the tensors of one training step of one learner.
 
-    ``left_out`` has the class of each tensor that cannot be counted, by name of the parameter or module.
+    ``left_out`` has the class and layout of each tensor that cannot be counted, by name of the parameter or module.
     """
 
     def __init__(self, learner: str, step: int) -> None:
@@ -189,7 +189,7 @@ class HistogramWatch:
 
     def _count(self, kind: TensorKind, name: str, tensor: Tensor) -> None:
         if not is_countable(tensor):
-            self.left_out[name] = type(tensor).__name__
+            self.left_out[name] = f"{type(tensor).__name__}, {tensor.layout}"
             return
         with torch.no_grad():
             found = count_exponents(tensor)
