@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Set
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.integrations.names import without_wrappers
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.probe.histograms import HistogramWatch, is_looked_at
+from mptrain.system.records import HistogramRecord, TensorKind
 from mptrain.system.torch_private import computes_now
 
 #: Weights and scaled gradients by name; None for a missing gradient.
@@ -23,12 +27,14 @@ class UpdateHistograms(HistogramWatch):
     """Exponent histograms of the tensors of one update, from the end of the one before it to its own end.
 
     Activations of compiled models are left out, because hooks on their modules would compile them again. So are those
-    of modules whose parameters, by id in ``own``, are not the optimizer's.
+    of modules whose parameters, by id in ``own``, are not the optimizer's. A look that fails, as without memory, is
+    given up with a warning: training goes on.
     """
 
     def __init__(self, learner: str, step: int, models: Mapping[str, nn.Module], own: Set[int]) -> None:
         super().__init__(learner, step)
         self.step = step
+        self._given_up = False
         self._hooks = contextlib.ExitStack()
         for prefix, model in models.items():
             if any(_is_compiled(module) for module in model.modules()):
@@ -38,12 +44,13 @@ class UpdateHistograms(HistogramWatch):
                 ids = {id(one) for one in module.parameters()}
                 belongs[name] = bool(ids & own) if ids else belongs.get(name.rpartition(".")[0], False)
                 if belongs[name] and is_looked_at(module):
-                    hook = _InTraining(self._hook(prefix + without_wrappers(name), self._hooks))
+                    look = self._hook(prefix + without_wrappers(name), self._hooks)
+                    hook = _InTraining(functools.partial(self._try, look))
                     self._hooks.callback(module.register_forward_hook(hook).remove)
 
     def backward_ended(self, tensors: Tensors, verdict: Verdict) -> None:
         """Look at weights and accumulated gradients; the last look before the update counts."""
-        self.judged(_weights(tensors), verdict, verdict.skip)
+        self._try(self.judged, _weights(tensors), verdict, verdict.skip)
 
     def update_ended(self, tensors: Tensors, scale: Tensor, skip: Tensor, *, moves: bool) -> None:
         """Look at the weights after an update.
@@ -54,16 +61,47 @@ class UpdateHistograms(HistogramWatch):
             skip: 1 if the update was skipped, float32 (1,).
             moves: False if the rate is 0, so that unchanged weights have lost nothing.
         """
-        if not moves:
-            self._still = {}
         self.close()
+        if not moves:
+            for name, one in self._before.items():
+                if one.moving is not None:
+                    self._before[name] = one._replace(moving=torch.zeros_like(one.moving))
         if self._verdict is not None:
             self._verdict, self._scale = self._verdict._replace(skip=skip), scale
-            self.updated(_weights(tensors))
+            self._try(self.updated, _weights(tensors))
+        if self.left_out:
+            classes = "; ".join(f"{name} ({kind})" for name, kind in self.left_out.items())
+            warnings.warn(f"mptrain.watch cannot count, and leaves out of histograms: {classes}", stacklevel=2)
+
+    @override
+    def records(self) -> Sequence[HistogramRecord]:
+        found: list[HistogramRecord] = []
+        self._try(lambda: found.extend(HistogramWatch.records(self)))
+        return found
 
     def close(self) -> None:
         """Take the hooks off the modules."""
         self._hooks.close()
+
+    @override
+    def _count(self, kind: TensorKind, name: str, tensor: Tensor) -> None:
+        if kind in ("activations", "activation_gradients"):  # inside the loop's own passes
+            self._try(super()._count, kind, name, tensor)
+        else:
+            super()._count(kind, name, tensor)
+
+    def _try(self, look: Callable[..., None], *arguments: Any) -> None:
+        """Call a function that looks at tensors; after one that has failed, as without memory, do nothing more."""
+        if self._given_up:
+            return
+        try:
+            look(*arguments)
+        except Exception as error:
+            self._given_up, self._verdict = True, None
+            self._counts, self._before, self._unchanged, self.left_out = {}, {}, {}, {}
+            self.close()
+            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            warnings.warn(f"mptrain.watch leaves the histograms of an update out: {why}", stacklevel=2)
 
 
 class _InTraining:
@@ -92,6 +130,6 @@ def _weights(tensors: Tensors) -> Any:
         masters=SimpleNamespace(
             full_precision=lambda: weights,
             working=lambda: weights,
-            in_place_half=lambda: [name for name, weight in weights.items() if weight.dtype.itemsize == 2],
+            in_place_half=lambda: [name for name, weight in weights.items() if weight.dtype.itemsize <= 2],
         ),
     )

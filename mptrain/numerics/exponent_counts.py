@@ -6,6 +6,8 @@ out-of-range values. FP16 and bfloat16 values convert to FP32 exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,25 @@ _INF_BITS = 0x7F800000
 _BIAS = 127
 _MANTISSA = 23
 
-#: Elements that are counted together: their temporary copies take 0.5 GB of a device's memory.
-_PIECE = 1 << 24
+#: Elements that are counted together, or a 16th of a larger tensor: temporary copies take eight bytes for each, so less
+#: than the tensor itself, or 4 MB.
+PIECE = 1 << 19
+
+
+def is_countable(tensor: Tensor) -> bool:
+    """Return whether a tensor's values can be counted: dense, and not of a class with operators of its own."""
+    own_operators = type(tensor).__torch_dispatch__ != Tensor.__torch_dispatch__
+    return tensor.layout == torch.strided and not own_operators and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as its real and imaginary parts, in a last dimension of two; any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor of eight bits or less, for which torch has few operators, in FP32; any other as it is."""
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
 def count_exponents(tensor: Tensor) -> Tensor:
@@ -31,10 +50,21 @@ def count_exponents(tensor: Tensor) -> Tensor:
     FP32 exponents, the numbers of zeros and NaN, and the bits of the largest finite magnitude in FP32.
     """
     found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
-    values = flat(tensor.detach(), memory_order(tensor))
-    for piece in values.split(_PIECE) if len(values) else ():
+    values = as_real(tensor.detach())
+    for piece in _pieces(values, max(PIECE, values.numel() >> 4)) if values.numel() else ():
         found = add_counts(found, _count(piece))
     return found
+
+
+def _pieces(values: Tensor, most: int) -> Iterable[Tensor]:
+    """Yield all values in flat pieces of at most ``most``; one with gaps in memory is not copied as a whole."""
+    order = memory_order(values)
+    if order is not None or values.is_contiguous() or values.numel() <= most:
+        yield from flat(values, order).split(most)
+        return
+    rows = most // values[0].numel()
+    for part in values.split(rows) if rows else values:
+        yield from _pieces(part, most)
 
 
 def _count(values: Tensor) -> Tensor:
@@ -45,15 +75,21 @@ def _count(values: Tensor) -> Tensor:
         found[:_BINS] = torch.histc(exponents, bins=_BINS, min=0, max=_BINS)
     else:
         found[:_BINS] = torch.bincount(exponents, minlength=_BINS)
+    del exponents
     found[_ZEROS] = torch.count_nonzero(bits == 0)
     found[_NANS] = torch.count_nonzero(bits > _INF_BITS)
-    found[_LARGEST] = bits.mul(bits < _INF_BITS).max()
+    found[_LARGEST] = bits.mul_(bits < _INF_BITS).max()
     return found
 
 
 def add_counts(one: Tensor, other: Tensor) -> Tensor:
     """Add up two results of `count_exponents` on the same device; of the two largest magnitudes, the larger stays."""
     return torch.cat([one[:_LARGEST] + other[:_LARGEST], torch.maximum(one[_LARGEST:], other[_LARGEST:])])
+
+
+def scaled_counts(places: list[int], some: int, of: int) -> list[int]:
+    """Return counts of ``some`` elements as those of all ``of``, of which they are a sample."""
+    return [round(count * of / some) for count in places[:_LARGEST]] + places[_LARGEST:]
 
 
 def read_counts(places: list[int], dtype: torch.dtype) -> ExponentCounts:

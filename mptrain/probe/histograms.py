@@ -2,21 +2,35 @@
 
 Activations and their gradients are recorded at the outputs of modules without children and of modules with parameters
 of their own; values inside a module are not recorded. Activations that are recomputed in the backward pass (reentrant
-checkpointing) are counted again. Counting runs on the device of each tensor, one tensor at a time, and on a GPU
-temporarily needs eight bytes for each of its values. The host reads the counts once a step.
+checkpointing) are counted again. Counting runs on the device of each tensor, one tensor at a time and piece by piece.
+What an update changes is seen in the elements that are kept from before it: all of a small network, a sample of each
+parameter of a larger one. A look so needs a few megabytes, or less than its largest tensor takes. The host reads the
+counts once a step.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mptrain.numerics.exponent_counts import add_counts, count_exponents, read_counts
+from mptrain.numerics.exponent_counts import (
+    PIECE,
+    add_counts,
+    as_real,
+    count_exponents,
+    is_countable,
+    read_counts,
+    scaled_counts,
+    widened,
+)
+from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.system.fields import PositiveInt
 from mptrain.system.records import HistogramRecord, TensorKind
 from mptrain.system.torch_private import tree_leaves
@@ -28,6 +42,9 @@ if TYPE_CHECKING:
 
 #: Modules whose output has the same values as their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
+
+#: Bytes that the kept elements of all parameters take, at most.
+_KEPT = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -46,16 +63,33 @@ class Histograms:
         return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else None
 
 
+class _Before(NamedTuple):
+    """Elements of a weight before its update: one of ``step``, in a `memory_order`; one-dimensional.
+
+    ``moving`` says which have a gradient other than zero, of weights that are updated in place in half precision.
+    """
+
+    values: Tensor
+    moving: Tensor | None
+    half: bool
+    order: tuple[int, ...] | None
+    step: int
+
+
 class HistogramWatch:
-    """Observer that counts the exponents of the tensors of one training step of one learner."""
+    """Observer that counts the exponents of the tensors of one training step of one learner.
+
+    ``left_out`` has the class and layout of each tensor that cannot be counted, by name of the parameter or module.
+    """
 
     def __init__(self, learner: str, step: int) -> None:
         self._learner = learner
         self._step = step
+        self.left_out: dict[str, str] = {}
         self._counts: dict[tuple[TensorKind, str], tuple[Tensor, torch.dtype]] = {}
         self._unchanged: dict[str, Tensor] = {}
-        self._before: dict[str, Tensor] = {}
-        self._still: dict[str, Tensor] = {}
+        self._before: dict[str, _Before] = {}
+        self._sampled: dict[str, tuple[int, int]] = {}
         self._verdict: Verdict | None = None
         self._scale: Tensor | None = None
 
@@ -69,30 +103,53 @@ class HistogramWatch:
             yield
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Count the scaled weight gradients and copy the weights, before the update; a later call counts anew."""
-        self._counts = {key: found for key, found in self._counts.items() if key[0] != "weight_gradients"}
+        """Count the scaled weight gradients and the weights, before the update; a later call counts anew."""
+        anew = ("weight_gradients", "weights")
+        self._counts = {key: found for key, found in self._counts.items() if key[0] not in anew}
+        self._before = {}  # before others are kept
         self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
         gradients = weights.gradients.by_name()
-        for name, gradient in gradients.items():
-            self._count("weight_gradients", name, gradient)
-        self._before = {name: value.clone() for name, value in weights.masters.full_precision().items()}
-        # For weights updated in place in half precision, a lost update shows only as an unchanged weight.
-        self._still = {name: gradients[name] != 0 for name in weights.masters.in_place_half() if name in gradients}
+        for name, scaled in gradients.items():
+            self._count("weight_gradients", name, scaled)
+        values = weights.masters.full_precision()
+        for name, value in values.items():
+            self._count("weights", name, value)
+        half = set(weights.masters.in_place_half())
+        seen = {name: as_real(value) for name, value in values.items() if ("weights", name) in self._counts}
+        for name, step in _steps(seen).items():
+            value, gradient = seen[name], gradients.get(name)
+            order = memory_order(value)
+            kept = flat(value, order)[::step].clone()
+            moving: Tensor | None = None
+            # For weights updated in place in half precision, a lost update shows only as an unchanged weight.
+            if name in half and gradient is not None and gradient.shape == value.shape and is_countable(gradient):
+                moving = widened(flat(gradient, order)[::step]) != 0
+            self._before[name] = _Before(kept, moving, name in half, order, step)
+            self._sampled[name] = kept.numel(), value.numel()
 
     def updated(self, weights: Weights) -> None:
-        """Count the weights and their updates, and the updates that FP16 would round away."""
-        for name, after in weights.masters.working().items():
-            before = self._before[name]
-            self._count("weights", name, before)
-            update = after - before
-            self._count("updates", name, update)
-            if name in self._still:
-                moving, same = self._still[name], after == before
-            else:
-                half = before.to(torch.float16)
-                moving, same = update != 0, (half.float() + update).to(torch.float16) == half
-            self._unchanged[name] = torch.stack([moving.count_nonzero(), (moving & same).count_nonzero()])
-        self._before, self._still = {}, {}
+        """Count the updates, and those that FP16 would round away; of half-precision weights those that it did."""
+        for name, weight in weights.masters.working().items():
+            if (kept := self._before.pop(name, None)) is None:
+                continue
+            now = flat(as_real(weight), kept.order)[:: kept.step]
+            masks = [None] if kept.moving is None else kept.moving.split(PIECE)
+            pieces = zip(kept.values.split(PIECE), now.split(PIECE), itertools.cycle(masks), strict=False)
+            pairs = [self._changed(name, *each, half=kept.half) for each in pieces]
+            if not kept.half or kept.moving is not None:
+                self._unchanged[name] = torch.stack(pairs).sum(0)
+
+    def _changed(self, name: str, old: Tensor, new: Tensor, moving: Tensor | None, *, half: bool) -> Tensor:
+        """Count an update; return how many elements were to move, and how many of those did not; int64 (2,)."""
+        before, after = widened(old), widened(new)
+        update = after - before
+        self._count("updates", name, update)
+        if half and moving is not None:
+            same = after == before
+        else:
+            rounded = before.to(torch.float16)
+            moving, same = update != 0, (rounded.float() + update).to(torch.float16) == rounded
+        return torch.stack([moving.count_nonzero(), (moving & same).count_nonzero()])
 
     def records(self) -> Sequence[HistogramRecord]:
         """Return the step's histograms as one record, or none before its overflow check; waits for the device."""
@@ -101,13 +158,20 @@ class HistogramWatch:
         overflow, skipped = bool(self._verdict.overflow), bool(self._verdict.skip)
         left_out = ("updates",) if skipped else ()
         keys = [key for key in self._counts if key[0] not in left_out]
-        rows = torch.stack([self._counts[key][0] for key in keys]).tolist()
+        rows = torch.stack([self._counts[key][0] for key in keys]).tolist() if keys else []
+        sampled = {name: pair for name, pair in self._sampled.items() if pair[0] != pair[1]}
         tensors: dict[TensorKind, dict[str, Any]] = {}
         for (kind, name), row in zip(keys, rows, strict=True):
-            tensors.setdefault(kind, {})[name] = read_counts(row, self._counts[kind, name][1])
+            part = sampled.get(name, (1, 1)) if kind == "updates" else (1, 1)
+            tensors.setdefault(kind, {})[name] = read_counts(scaled_counts(row, *part), self._counts[kind, name][1])
         pairs = torch.stack(list(self._unchanged.values())).tolist() if self._unchanged and not skipped else []
-        unchanged = {name: (moving, same) for name, (moving, same) in zip(self._unchanged, pairs, strict=False)}
-        return (HistogramRecord(self._learner, self._step, float(self._scale), overflow, tensors, unchanged),)
+        unchanged = {}
+        for name, counts in zip(self._unchanged, pairs, strict=False):
+            some, of = sampled.get(name, (1, 1))
+            unchanged[name] = (round(counts[0] * of / some), round(counts[1] * of / some))
+        looked_at = {name: some for name, (some, _) in sampled.items()} | dict.fromkeys(self.left_out, 0)
+        named = self._learner, self._step, float(self._scale), overflow
+        return (HistogramRecord(*named, tensors, unchanged, looked_at),)
 
     def _hook(self, name: str, hooks: contextlib.ExitStack) -> Any:
         def look_back(gradient: Tensor) -> None:
@@ -124,6 +188,9 @@ class HistogramWatch:
         return look
 
     def _count(self, kind: TensorKind, name: str, tensor: Tensor) -> None:
+        if not is_countable(tensor):
+            self.left_out[name] = f"{type(tensor).__name__}, {tensor.layout}"
+            return
         with torch.no_grad():
             found = count_exponents(tensor)
             known = self._counts.get((kind, name))
@@ -135,3 +202,21 @@ def is_looked_at(module: nn.Module) -> bool:
     if isinstance(module, (*_SAME_VALUES, torch.jit.ScriptModule)):
         return False
     return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))
+
+
+def _steps(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return for each weight of how many elements one is kept, so that all take at most `_KEPT` bytes; 1 for all.
+
+    Small ones are kept whole. A step has no divisor in common with the number of elements, so that every column of a
+    matrix has its share.
+    """
+    left, steps = _KEPT, dict.fromkeys(weights, 1)
+    smallest_first = sorted(weights, key=lambda name: weights[name].nbytes)
+    for at, name in enumerate(smallest_first):
+        count, size = weights[name].numel(), weights[name].dtype.itemsize + 1
+        room = max(1, left // (len(weights) - at) // size)
+        steps[name] = max(1, -(-count // room))
+        while math.gcd(steps[name], count) > 1:
+            steps[name] += 1
+        left -= -(-count // steps[name]) * size
+    return steps

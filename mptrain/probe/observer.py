@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from mptrain.numerics.exponent_counts import count_exponents, read_counts
+from mptrain.numerics.exponent_counts import count_exponents, read_counts, widened
 from mptrain.precision.census import Observed, Pass, cast_of, computes, current_pass, dtype_names, floating_in
 from mptrain.precision.upcast import EagerMode, Products
 from mptrain.probe.module_trail import ModuleCall, ModuleTrail
@@ -256,7 +256,7 @@ def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float
     for tensor in tensors:
         if not tensor.numel():
             continue
-        zeros += tensor.numel() - int(tensor.count_nonzero())
+        zeros += tensor.numel() - int(widened(tensor).count_nonzero())
         low, high = (abs(value.item()) for value in tensor.detach().float().aminmax())  # waits for the device
         if math.isfinite(low) and math.isfinite(high):
             largest = max(largest, low, high)

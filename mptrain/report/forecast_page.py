@@ -104,6 +104,7 @@ def recommend(path: str | Path, sweep: str | Path | None = None) -> Recommendati
     opened = open_with_history(path, MOST_BUCKETS)
     running = opened.run.state.status == "running"
     notes = [unfinished_note(opened.dead)] if running else []
+    notes += [opened.history.not_finite_elsewhere] if opened.history.not_finite_elsewhere else []
     damages: list[str] = []
     found = read_histograms(opened.run, damages)
     if not found:

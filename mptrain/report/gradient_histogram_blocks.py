@@ -24,7 +24,7 @@ from mptrain.numerics.exponents import (
     zero_share,
 )
 from mptrain.numerics.forecast import Forecast
-from mptrain.numerics.words import MINUS, UNKNOWN, counted, elided, number, share
+from mptrain.numerics.words import MINUS, UNKNOWN, counted, elided, listed, number, share
 from mptrain.report import plotting
 from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation
 from mptrain.report.histogram_summary import (
@@ -96,7 +96,12 @@ def _looked(found: LearnerHistograms) -> str:
     shown = ", ".join(f"{step:,}" for step in steps[:6]) + (f", … {steps[-1]:,}" if len(steps) > 6 else "")
     left = counted(len(found.overflowed), "step")
     overflowed = f"; gradients of {left} that overflowed are left out" if found.overflowed else ""
-    return f"{counted(len(steps), 'sampled step')}: {shown}{overflowed}."
+    said = f"{counted(len(steps), 'sampled step')}: {shown}{overflowed}."
+    parts = [count for count in found.sampled.values() if count]
+    if parts:
+        said += f" Updates of {counted(len(parts), 'parameter')} are those of samples, {min(parts):,} elements or more."
+    none = [elided(name, _NAME) or "the model" for name, count in found.sampled.items() if not count]
+    return said + (f" Not counted, because torch's operators do not apply: {listed(none)}." if none else "")
 
 
 def _gradients_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None:
@@ -176,9 +181,11 @@ def _unchanged(found: LearnerHistograms) -> Text | None:
         if moved:
             verb = f"rounded away, because the weights are stored in {dtype}" if dtype else _WOULD
             said.append(f"{share(same / moved)} of the updates {verb}{_most_in(pairs)}.")
-    return Text(f"{' '.join(said)} FP32 master weights keep these updates.") if said else None
+    kept = _STOCHASTIC if any(groups.keys() - {""}) else ""
+    return Text(f"{' '.join(said)} {kept}FP32 master weights keep these updates.") if said else None
 
 
+_STOCHASTIC = "With stochastic rounding, unchanged weights are expected: nothing is lost on average. "
 _WOULD = "would not change a weight stored in FP16"
 
 

@@ -63,6 +63,7 @@ class LearnerHistograms:
         seen: Summaries of the sampled steps that did not overflow.
         overflowed: Numbers of the sampled steps that overflowed.
         unchanged: By parameter, the elements with a nonzero update and how many of them would not change in FP16.
+        sampled: Number of elements looked at, of each parameter of which not all were, as in `HistogramRecord`.
     """
 
     gradients: GradientHistory = field(default_factory=GradientHistory)
@@ -70,6 +71,7 @@ class LearnerHistograms:
     seen: list[HistogramSummary] = field(default_factory=list)
     overflowed: list[int] = field(default_factory=list)
     unchanged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    sampled: dict[str, int] = field(default_factory=dict)
 
     def add(self, record: HistogramRecord) -> None:
         """Add the histograms of one step."""
@@ -80,6 +82,7 @@ class LearnerHistograms:
             known = self.kinds.setdefault(kind, {})
             for name, counts in named.items():
                 known[name] = merged([known[name], counts]) if name in known else counts
+        self.sampled |= record.sampled
         for name, (moved, same) in record.unchanged.items():
             before = self.unchanged.get(name, (0, 0))
             self.unchanged[name] = (before[0] + moved, before[1] + same)

@@ -32,7 +32,9 @@ def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
     refused = sum(learner.refused for learner in history.learners.values())
     overflows = sum(sum(each.counts.values()) for each in history.overflows.values())
     if not history.scaled and not overflows:
-        return [Text("Losses were not scaled (the loss scale is 1 throughout), and no gradient overflowed.")]
+        known = history.not_finite_elsewhere
+        finite = ". " + known if known else ", and no gradient overflowed."
+        return [Text(f"Losses were not scaled (the loss scale is 1 throughout){finite}")]
     several = len(history.learners) > 1
     panels = [
         Panel(
@@ -51,7 +53,8 @@ def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
             loss_scale_plot("loss-scale", caption, panels, offenders),
             _skipped_plot(history.learners, refused) if refused else None,
         ),
-        None if refused else Text("No update was skipped."),
+        None if refused else Text(f"No update was skipped{opened.left_out and f'; {opened.left_out}'}."),
+        Text(history.not_finite_elsewhere) if history.not_finite_elsewhere else None,
         _offender_table(opened),
         _overflow_table(opened),
     ]

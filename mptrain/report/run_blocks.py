@@ -69,6 +69,13 @@ class OpenedRun:
         attempts = sum(learner.attempts for learner in learners)
         return sum(learner.refused for learner in learners) / attempts if attempts else None
 
+    @property
+    def left_out(self) -> str:
+        """Sentence part on the backward passes of a watched loop that no update followed; empty if there are none."""
+        learners = (self.run.summary.get("learners") or {}).values()
+        count = sum(int(one.get("left_out") or 0) for one in learners)
+        return f"{counted(count, 'backward pass', 'backward passes')} followed by no update" if count else ""
+
     def title(self) -> str:
         """Return the title of the run's report: ``MODEL on DATASET, PRECISION``, or the run's id if one is unknown."""
         names = [str(self.settings.get(f"chosen.{group}") or "") for group in ("model", "dataset", "precision")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
@@ -170,6 +170,9 @@ class History:
         evaluations: Curves of metrics by split and name of the metric.
         operators: Operators and casts with their dtypes, as found by the newest rehearsal.
         occurrences: Step, kind and description of each unusual event, the first and last ones.
+        passes: Number of backward passes on record that no update followed and whose gradients were not finite.
+        of_ranks: Learner and step of each time that a single rank's gradients were not finite.
+        overflowed: Learner and step of each overflow.
         notes: One sentence for each problem when reading the records.
     """
 
@@ -180,6 +183,19 @@ class History:
     operators: dict[str, Any] = field(default_factory=dict)
     occurrences: FirstAndLast = field(default_factory=FirstAndLast)
     notes: list[str] = field(default_factory=list)
+    passes: int = 0
+    of_ranks: set[tuple[str, int]] = field(default_factory=set)
+    overflowed: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def not_finite_elsewhere(self) -> str:
+        """Sentence on gradients that were not finite although no update overflowed; empty if there are none."""
+        steps = len(self.of_ranks - self.overflowed)
+        said = (
+            [f"in {counted(self.passes, 'backward pass', 'backward passes')} without an update"] if self.passes else []
+        )
+        said += [f"on single ranks in {counted(steps, 'step')}"] if steps else []
+        return f"Gradients were not finite {' and '.join(said)}, which the events name." if said else ""
 
     @property
     def steps(self) -> int:
@@ -234,6 +250,7 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
         named = [(str(name), str(what)) for name, what in event.get("tensors") or ()]
         history.overflows.setdefault(learner, Overflows()).add(phase, step, float(event["loss_scale"]), named)
         history.overflow_rows.add(event)
+        history.overflowed.add((learner, step))
     elif kind == "evaluation":
         curves = history.evaluations.setdefault(str(event["split"]), {})
         for name, value in event["metrics"].items():
@@ -244,7 +261,33 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
         said = {key: value for key, value in event.items() if key not in ("event", "step")}
         if kind == "groups":  # names of all parameters, by rate and decay
             said = {group: counted(len(names), "parameter") for group, names in said.items()}
-        history.occurrences.add((int(event.get("step") or 0), kind, describe(said)))
+        text = _NOT_FINITE[kind](event) if kind in _NOT_FINITE else describe(said)
+        history.passes += kind == "abandoned" and bool(event.get("tensors"))
+        if kind == "rank_overflow":
+            history.of_ranks.add((str(event["learner"]), int(event["step"])))
+        history.occurrences.add((int(event.get("step") or 0), kind, text))
+
+
+def _pass_in_words(event: dict[str, Any]) -> str:
+    whose = f" of rank {event['rank']}" if event.get("rank") else ""
+    named = _gradients_in_words(event)
+    return f"a backward pass{whose} after step {event['step']:,} was left out by the loop{named and f': {named}'}"
+
+
+def _gradients_in_words(event: dict[str, Any]) -> str:
+    """Name the gradients that were not finite; empty if all were."""
+    names = [str(name) for name, _ in event.get("tensors") or ()]
+    left = max(int(event.get("count") or 0), len(names)) - len(names[:MOST_ROWS])
+    more = f" and {left:,} more" if left else ""
+    learner = "" if event.get("learner", "main") == "main" else f" ({event['learner']})"
+    return f"gradients of {', '.join(names[:MOST_ROWS])}{more} not finite{learner}" if names else ""
+
+
+#: How to put events into words that name gradients apart from an overflow of an update.
+_NOT_FINITE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "abandoned": _pass_in_words,
+    "rank_overflow": lambda event: f"on rank {event['rank']}: {_gradients_in_words(event)}",
+}
 
 
 #: Text fields of each operator and each cast, besides the number of calls.

@@ -76,7 +76,8 @@ def _lead(opened: OpenedRun) -> str:
     refused = sum(learner.refused for learner in history.learners.values())
     spread = f"{updates[0]:,}" if len(set(updates)) == 1 else f"{min(updates):,} to {max(updates):,}"
     parts.append(f"{spread} updates in {history.steps:,} steps")
-    parts.append(f"{counted(refused, 'update')} skipped" if refused else "none skipped")
+    skipped = f"{counted(refused, 'update')} skipped" if refused else "" if opened.left_out else "none skipped"
+    parts += filter(None, [skipped, opened.left_out])
     return ", ".join(parts) + "."
 
 

@@ -7,11 +7,12 @@ it is read.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mptrain.numerics.exponents import merged
+from mptrain.numerics.exponents import merged, total
 from mptrain.system.records import MAX_TENSORS, HistogramRecord, StepRecord
 
 _Record = TypeVar("_Record", bound=StepRecord | HistogramRecord)
@@ -30,19 +31,23 @@ def merged_steps(ranks: Sequence[Iterable[StepRecord]]) -> Iterator[StepRecord]:
 
 
 def merged_events(ranks: Sequence[Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Yield the events of rank 0 in the order of their steps, with the overflows of all shards."""
-    overflows: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    """Yield the events of rank 0 in the order of their steps, with what was not finite in the shards of all ranks."""
+    overflows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     others: list[dict[str, Any]] = []
     for rank, events in enumerate(ranks):
+        seen: Counter[tuple[Any, ...]] = Counter()
         for event in events:
-            if event["event"] == "overflow":
-                overflows.setdefault((event.get("step"), event.get("learner")), []).append(event)
+            if event["event"] in ("overflow", "abandoned"):
+                place = event["event"], event.get("step"), event.get("learner")
+                seen[place] += 1  # passes of one step
+                overflows.setdefault((*place, seen[place]), []).append(event)
             elif rank == 0:
                 others.append(event)
-    yield from sorted([*map(_merged_overflow, overflows.values()), *others], key=_step_of)
+    yield from sorted([*map(_merged_overflow, overflows.values()), *others], key=step_of)
 
 
-def _step_of(event: dict[str, Any]) -> int:
+def step_of(event: dict[str, Any]) -> int:
+    """Return the step of an event; 0 if it has none."""
     step = event.get("step")
     return step if isinstance(step, int) else 0
 
@@ -58,7 +63,16 @@ def merged_histograms(ranks: Sequence[Iterable[HistogramRecord]]) -> Iterator[Hi
             for kind, named in same[0].tensors.items()
         }
         unchanged = {name: _sum(one.unchanged.get(name, (0, 0)) for one in same) for name in same[0].unchanged}
-        yield replace(same[0], overflow=any(one.overflow for one in same), tensors=tensors, unchanged=unchanged)
+        names = dict.fromkeys(name for one in same for name in one.sampled)
+        sampled = {name: sum(_looked_at(one, name) for one in same) for name in names}
+        overflow = any(one.overflow for one in same)
+        yield replace(same[0], overflow=overflow, tensors=tensors, unchanged=unchanged, sampled=sampled)
+
+
+def _looked_at(record: HistogramRecord, name: str) -> int:
+    """Return the number of elements of a parameter whose updates were looked at."""
+    weight = record.tensors.get("weights", {}).get(name)
+    return record.sampled.get(name, total(weight) if weight else 0)
 
 
 def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -85,7 +99,7 @@ def _merged_overflow(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
     worst = next((event for event in same if event.get("phase") == "unexpected"), same[0])
     boundaries = {tuple(event.get("boundary", ())) for event in found}
     return {
-        **worst,
+        **{name: value for name, value in worst.items() if name != "rank"},
         "tensors": [[name, kinds[name]] for name in _in_one_order(same)[:MAX_TENSORS]],
         "count": max([len(kinds), *(event["count"] for event in found)]),
         "boundary": list(boundaries.pop()) if len(boundaries) == 1 else ["", ""],

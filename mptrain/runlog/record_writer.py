@@ -76,7 +76,8 @@ class RecordWriter:
             case HistogramRecord():
                 if HISTOGRAMS not in self._files:
                     self._files[HISTOGRAMS] = _AppendFile(self._paths[HISTOGRAMS])
-                self._files[HISTOGRAMS].add(as_json(asdict(record)) + "\n")
+                fields = {name: value for name, value in asdict(record).items() if name != "sampled" or value}
+                self._files[HISTOGRAMS].add(as_json(fields) + "\n")
             case ProgressRecord():
                 pass
             case _:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -16,18 +17,30 @@ from typing import Any, Literal
 
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import open_run
-from mptrain.runlog.rank_records import merged_events, merged_histograms, merged_steps
+from mptrain.runlog.rank_records import merged_events, merged_histograms, merged_steps, step_of
 from mptrain.runlog.record_writer import VAL_PREFIX, is_header
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary_file import read_summary
 from mptrain.system.errors import StorageError, UsageError
+from mptrain.system.fields import NonNegativeInt
 from mptrain.system.files import open_to_read, read_bytes
 from mptrain.system.records import EpochRecord, HistogramRecord, OverflowRecord, StepRecord
 from mptrain.system.validation import build, line_parser
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
+
+
+@dataclass(frozen=True)
+class _Abandoned:
+    """Fields of an event ``abandoned`` that are merged."""
+
+    learner: str
+    step: NonNegativeInt
+    tensors: tuple[tuple[str, str], ...]
+    count: NonNegativeInt
+    boundary: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +96,35 @@ class Run:
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of every event of the run in order, such as overflows, scale changes and evaluations.
 
-        The field ``event`` is the kind. Non-finite numbers are restored. Those of single ranks of a watched loop
-        (``rank_overflow``) stand beside the overflow of all; of sharded parameters there is one for all shards.
+        The field ``event`` is the kind. Non-finite numbers are restored. Events that other ranks of a watched loop
+        wrote, such as ``rank_overflow``, stand at their steps, beside the overflow of all if there is one; of sharded
+        parameters there is one for all shards.
         """
         if shards := self._shards():
             yield from merged_events([self._events_of(each.events) for each in shards])
             return
         files = sorted(self.paths.ranks.glob("*/events.jsonl"), key=lambda path: (len(path.parent.name), path))
-        others = [fields for path in files for fields in self._events_of(path)]
+        others = deque(sorted((one for path in files for one in self._events_of(path)), key=step_of))
         for fields in self._events_of(self.paths.events):
+            while others and step_of(others[0]) < step_of(fields):
+                yield others.popleft()
             yield fields
             if fields["event"] == "overflow":
-                place = (fields.get("step"), fields.get("learner"))
-                yield from (one for one in others if (one.get("step"), one.get("learner")) == place)
+                beside = [one for one in others if step_of(one) == step_of(fields)]
+                beside = [one for one in beside if one.get("learner") == fields.get("learner")]
+                yield from beside
+                others = deque(one for one in others if one not in beside)
+        yield from others
 
     def _events_of(self, path: Path) -> Iterator[dict[str, Any]]:
         for number, line in self._lines(path):
             fields = _object(path, number, line)
             if not isinstance(fields.get("event"), str):
                 raise _damaged(path, number, "it has no field 'event'")
-            if path.parent.parent == self.paths.ranks and fields["event"] == "overflow":  # it is merged with others
+            merged = {"overflow": OverflowRecord, "abandoned": _Abandoned}.get(fields["event"])
+            if path.parent.parent == self.paths.ranks and merged is not None:  # with those of others
                 try:
-                    build(OverflowRecord, fields, lenient=True)
+                    build(merged, fields, lenient=True)
                 except ValueError as error:
                     raise _damaged(path, number, f"it is not the record of an overflow: {error}") from None
             yield fields

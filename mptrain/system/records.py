@@ -118,6 +118,9 @@ class HistogramRecord:
             have changed as FP16 weights without master weights; for half-precision weights without master weights, the
             number of elements with a nonzero gradient, and how many of those did not change. Empty if the update was
             skipped.
+        sampled: Number of elements of a parameter whose updates were looked at, where that is not all: the counts of
+            ``updates`` and ``unchanged`` are then multiplied up to all elements. 0 for a parameter or module of which
+            nothing could be counted.
     """
 
     learner: str
@@ -126,6 +129,7 @@ class HistogramRecord:
     overflow: bool
     tensors: dict[TensorKind, dict[str, ExponentCounts]]
     unchanged: dict[str, tuple[NonNegativeInt, NonNegativeInt]]
+    sampled: dict[str, NonNegativeInt] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

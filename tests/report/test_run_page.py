@@ -8,6 +8,7 @@ from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Picture, Table
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths, open_run
+from mptrain.system.records import EventRecord
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -217,3 +218,31 @@ def test_captions_say_what_a_long_run_leaves_out(tmp_path):
         assert "lowest and highest of every 2 steps, so that no spike is lost" in captions[name]
     assert "Lines join the lowest and the highest value of every 2 steps." in captions["loss-scale"]
     assert "A mark stands for all overflows of 8 steps." in captions["loss-scale"]
+
+
+def test_a_page_does_not_vouch_for_passes_and_ranks_that_no_update_shows(tmp_path):
+    def event(kind, step, **fields):
+        return EventRecord(kind, step, {"learner": "main", **fields})
+
+    nan = [["2.weight", "nan"], ["2.bias", "nan"]]
+    events = [
+        event("abandoned", 3, rank=0, tensors=nan, count=2, boundary=["2", "3"]),
+        event("abandoned", 5, rank=0, tensors=[], count=0, boundary=["", ""]),
+        event("rank_overflow", 7, rank=1, tensors=nan[:1], count=4),
+    ]
+    path = make_run(tmp_path / "run", steps=9, scale=1.0, events=events)
+    summary = json.loads((path / "summary.json").read_text())
+    summary["learners"]["main"]["left_out"] = 2
+    (path / "summary.json").write_text(json.dumps(summary))
+    page = page_of(path)
+    assert page.lead.endswith("9 updates in 9 steps, 2 backward passes followed by no update.")
+    text = text_of(page)
+    assert "no gradient overflowed" not in text
+    assert "none skipped" not in text
+    assert "not finite in 1 backward pass without an update and on single ranks in 1 step" in text
+    assert "a backward pass after step 3 was left out by the loop: gradients of 2.weight, 2.bias not finite" in text
+    assert "a backward pass after step 5 was left out by the loop<" in text
+    assert "on rank 1: gradients of 2.weight and 3 more not finite" in text
+    sound = page_of(make_run(tmp_path / "sound", steps=9, scale=1.0))
+    assert "no gradient overflowed" in text_of(sound)
+    assert sound.lead.endswith("none skipped.")

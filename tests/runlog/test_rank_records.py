@@ -14,7 +14,14 @@ from mptrain.runlog.record_writer import RecordWriter
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import RunState
 from mptrain.system.errors import StorageError
-from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
+from mptrain.system.records import (
+    EventRecord,
+    ExponentCounts,
+    HistogramRecord,
+    OverflowRecord,
+    ScaleRecord,
+    StepRecord,
+)
 
 STEP = StepRecord("main", 1, 1, 0, 0.5, 8.0, False, False, 3.0, 0.1)
 
@@ -71,6 +78,66 @@ def test_histograms_add_up_over_ranks():
     assert (found.tensors["weights"]["a"].counts, found.tensors["weights"]["a"].zeros) == ((1, 2, 1), 2)
     assert found.tensors["weights"]["b"] == counts  # replicas are counted by the first rank alone
     assert (found.unchanged, found.overflow) == ({"a": (12, 3)}, True)
+
+
+def test_of_a_sample_on_one_rank_the_numbers_looked_at_add_up():
+    counts = ExponentCounts("float32", 1, 0, 0, 2.0, 0, (1, 1))
+    first = HistogramRecord("main", 1, 8.0, False, {"weights": {"a": counts, "b": counts}}, {}, {"a": 2})
+    second = HistogramRecord("main", 1, 8.0, False, {"weights": {"a": counts}}, {})
+    (found,) = merged_histograms([[first], [second]])
+    assert found.sampled == {"a": 5}
+
+
+def test_a_pass_that_was_left_out_names_the_shards_of_all_ranks():
+    one = {**overflow(3, "a"), "event": "abandoned", "rank": 0}
+    two = {**overflow(3, "b", kind="nan"), "event": "abandoned", "rank": 1}
+    later = {**overflow(3, "c"), "event": "abandoned", "rank": 1}
+    found = list(merged_events([[one], [two, later]]))
+    assert [sorted(event["tensors"]) for event in found] == [[["a", "inf"], ["b", "nan"]], [["c", "inf"]]]
+    assert all(event["event"] == "abandoned" and "rank" not in event for event in found)
+
+
+def written(folder, ranks, events):
+    """A run directory of a watched loop without shards, with these events of each rank."""
+    directory = create_run(folder, "", "run")
+    directory.write_state(RunState("run", (), "python x.py", ranks=ranks).begin())
+    directory.write_config("watched: {}\n", ())
+    for rank, records in events.items():
+        paths = directory.paths if rank == 0 else RunPaths(directory.paths.ranks / str(rank))
+        paths.root.mkdir(parents=True, exist_ok=True)
+        writer = RecordWriter(paths)
+        for record in records:
+            writer.take(record)
+        writer.close()
+    return folder / "run"
+
+
+def not_finite(kind, step, rank, *names):
+    tensors = [[name, "nan"] for name in names]
+    fields = {"learner": "main", "rank": rank, "tensors": tensors, "count": len(names), "boundary": ["", ""]}
+    return EventRecord(kind, step, fields)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_events_of_all_ranks_are_in_the_order_of_steps_whatever_rank_0_has(first, tmp_path):
+    both = OverflowRecord("main", 4, 8.0, "unexpected", "nan", (("a", "nan"),), 1, True, 0)
+    own = [both, ScaleRecord("main", 4, 8.0, 4.0, "overflow"), EventRecord("warning", 6, {"message": "x"})]
+    others = {
+        1: [not_finite("rank_overflow", 2, 1, "a"), not_finite("rank_overflow", 9, 1, "a")],
+        2: [not_finite("rank_overflow", 4, 2, "b"), not_finite("abandoned", 5, 2, "b")],
+    }
+    events = list(read_run(written(tmp_path, 3, ({0: own} if first else {0: []}) | others)).events())
+    found = [(one["event"], one["step"], one.get("rank")) for one in events]
+    whole = [
+        ("rank_overflow", 2, 1),
+        ("overflow", 4, None),
+        ("rank_overflow", 4, 2),
+        ("scale", 4, None),
+        ("abandoned", 5, 2),
+        ("warning", 6, None),
+        ("rank_overflow", 9, 1),
+    ]
+    assert found == [one for one in whole if first or one[2]]
 
 
 def test_a_rank_whose_records_are_missing_is_named(tmp_path):
