@@ -266,6 +266,7 @@ class Watch(Owner, Listener):
         self._given_up = True
         self._hooks.close()
         for learner in self.learners:
+            learner.updates.push()
             learner.updates.not_looked_at = f"steps after {learner.updates.steps}: {type(error).__name__}: {error}"
         warn(f"mptrain.watch has stopped, and training goes on: {type(error).__name__}: {error}")
 
