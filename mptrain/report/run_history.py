@@ -271,7 +271,7 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
 def _pass_in_words(event: dict[str, Any]) -> str:
     whose = f" of rank {event['rank']}" if event.get("rank") else ""
     named = _gradients_in_words(event)
-    return f"a backward pass{whose} after step {event['step']:,} was left out by the loop{named and f': {named}'}"
+    return f"a backward pass{whose} for step {event['step']:,} was left out by the loop{named and f': {named}'}"
 
 
 def _gradients_in_words(event: dict[str, Any]) -> str:
