@@ -21,7 +21,7 @@ from mptrain.runlog.directory import require_outside_runs
 from mptrain.system.errors import EXIT_DATA, EXIT_OK, DataError, UsageError
 from mptrain.system.files import open_to_read, read_text
 from mptrain.system.records import as_json
-from mptrain.workloads.base.data_files import files_below
+from mptrain.workloads.base.data_files import files_below, hidden_noted
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.images.picture_files import read_picture
 
@@ -61,7 +61,9 @@ def predict(arguments: Namespace) -> int:
     which: Literal["last", "best"] = "best" if arguments.best else "last"
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(predictor(run, arguments.overrides, which, average=not arguments.raw))
-        files = _files(words, loaded.source) if loaded.source.suffixes else None
+        with hidden_noted() as hidden:
+            files = _files(words, loaded.source) if loaded.source.suffixes else None
+        warn(hidden)
         folder = _output(arguments, loaded.source, files)
         given = lines_of(words) if files is None else [path for path, _ in files]
         answers = stack.enter_context(contextlib.closing(loaded.predict(given)))
