@@ -180,6 +180,12 @@ def export_run(
     """
     form = form_of(output, form)
     directory = find_run(run)
+    if output is not None:
+        if not output.parent.is_dir():
+            what = f"there is no folder {output.parent} for {output.name}"
+            raise UsageError(what, "make it, or choose another --output")
+        for target in (output, output.with_name(f"{output.name}.json"), beside(output)):
+            require_target(target, directory.paths.export)
     text = directory.read_config()
     config = reload(text, trusted)
     config = replace(config, overrides=tuple(directory.read_overrides()))
@@ -195,11 +201,7 @@ def export_run(
     if output is None:
         name = f"{which}{'-average' if averaged else ''}-{str(dtype).removeprefix('torch.')}{FORMS[form][0]}"
         output = directory.paths.export / name
-    elif not output.parent.is_dir():
-        raise UsageError(f"there is no folder {output.parent} for {output.name}", "make it, or choose another --output")
     data = output.with_name(f"{output.name}.json")
-    for target in (output, data, beside(output)):
-        require_target(target, directory.paths.export)
     card = read_object(directory.paths.data, missing_ok=True)
     network = None
     if form == "onnx" or form == "torch_export":
