@@ -26,6 +26,7 @@ from mptrain.runlog.strict_json import parse_strict
 from mptrain.system.errors import CheckpointError, ConfigError, Problem, UnusableSample, instance
 from mptrain.system.files import read_text
 from mptrain.system.pretrained import ATTRIBUTE, PretrainedWeights
+from mptrain.workloads.base.data_files import hidden_noted
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 from mptrain.workloads.base.preparation import Preparation
@@ -57,9 +58,10 @@ def build_dataset(config: Config, labels: tuple[str, ...] | None = None) -> Data
         DataError: The data is missing or unusable.
     """
     try:
-        dataset: Dataset = config.dataset.build(
-            **config.for_dataset(), **({} if labels is None else {"labels": labels})
-        )
+        with hidden_noted() as hidden:
+            dataset: Dataset = config.dataset.build(
+                **config.for_dataset(), **({} if labels is None else {"labels": labels})
+            )
     except UnusableSample as error:
         name_doctor(error, config)
         raise
@@ -68,6 +70,8 @@ def build_dataset(config: Config, labels: tuple[str, ...] | None = None) -> Data
         name = config.chosen.get("dataset") or config.dataset.path.rpartition(".")[2]
         return MapDataset(name, parts, config.dataset.arguments.get("workers", 4))
     _require("dataset", config.dataset, dataset, missing, "mptrain/workloads/base/dataset.py")
+    if hidden:
+        vars(dataset)["warnings"] = (*getattr(dataset, "warnings", ()), *hidden)
     return dataset
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say
 from mptrain.comparison.logs.compare_logs import compare
-from mptrain.config.schema import RunOptions
 from mptrain.report.certificate_page import certificate_page, outcome_blocks
 from mptrain.report.page import Section
 from mptrain.report.report_files import write_page
-from mptrain.runlog.atomic_files import write_atomically
-from mptrain.sweep.runner import sweep_folder
+from mptrain.runlog.atomic_files import folder_at_once, write_atomically
+from mptrain.sweep.runner import fresh_place
 from mptrain.system.errors import EXIT_OK, UsageError
 from mptrain.system.records import as_json
 
@@ -59,13 +59,15 @@ def compare_logged(arguments: Namespace) -> Outcome:
         better=arguments.better,
         reference=arguments.reference,
     )
-    folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # after judging: a refused one leaves no folder
-    written = write_page(certificate_page(found), folder, folder / "certificate.html", folder / "certificate.md")
-    write_atomically(folder / "certificate.json", json.dumps(json.loads(as_json(asdict(found))), indent=1) + "\n")
+    folder = fresh_place(Path("outputs"), "comparisons")
+    page = folder / "certificate.html"
+    with folder_at_once(folder) as draft:  # after judging: a refused one leaves no folder
+        write_page(certificate_page(found), draft, draft / page.name, draft / "certificate.md")
+        write_atomically(draft / "certificate.json", json.dumps(json.loads(as_json(asdict(found))), indent=1) + "\n")
 
     def display() -> None:
         print_blocks(Section("", tuple(outcome_blocks(found))))
-        say(f"\ncertificate={written.html}")
+        say(f"\ncertificate={page}")
 
-    data = {"logs": found, "folder": str(folder), "html": str(written.html)}
+    data = {"logs": found, "folder": str(folder), "html": str(page)}
     return Outcome(EXIT_OK, display, lambda answers: answers.CompareAnswer(**data))

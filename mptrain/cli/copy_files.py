@@ -12,6 +12,7 @@ from mptrain.cli.messages import say
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Option
 from mptrain.recipe.catalogue import recipe_names
+from mptrain.runlog.directory import require_outside_runs
 from mptrain.system.errors import EXIT_OK, StorageError, UsageError, either, near_names
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def copy_files(arguments: Namespace) -> int:
 
 
 def _copy(source: Path, target: Path, word: str, renamed: str = "") -> None:
-    """Copy a folder, or write the text of a copied file; an existing target is an error."""
+    """Copy a folder, or write the text of a copied file; an existing target, or one in a run, is an error."""
+    require_outside_runs(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():

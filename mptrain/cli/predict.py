@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,11 +16,12 @@ from mptrain.cli.messages import say, warn
 from mptrain.cli.places import place_of
 from mptrain.numerics.words import counted, elided, listed, number, plain
 from mptrain.run.prediction import Prediction, predictor
-from mptrain.runlog.atomic_files import storage_errors
+from mptrain.runlog.atomic_files import remove_drafts, storage_errors, write_atomically
+from mptrain.runlog.directory import require_outside_runs
 from mptrain.system.errors import EXIT_DATA, EXIT_OK, DataError, UsageError
-from mptrain.system.files import open_to_read
+from mptrain.system.files import open_to_read, read_text
 from mptrain.system.records import as_json
-from mptrain.workloads.base.data_files import files_below
+from mptrain.workloads.base.data_files import files_below, hidden_noted
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.images.picture_files import read_picture
 
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from mptrain.workloads.base.new_inputs import NewInputs
+
+#: File in the folder of ``--output`` while pictures are missing: which command writes them.
+_UNFINISHED = ".unfinished"
 
 #: Columns of the input in lines of text.
 _WIDTH = 48
@@ -54,8 +61,10 @@ def predict(arguments: Namespace) -> int:
     which: Literal["last", "best"] = "best" if arguments.best else "last"
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(predictor(run, arguments.overrides, which, average=not arguments.raw))
-        files = _files(words, loaded.source) if loaded.source.suffixes else None
-        folder = _output(arguments.output, loaded.source, files)
+        with hidden_noted() as hidden:
+            files = _files(words, loaded.source) if loaded.source.suffixes else None
+        warn(hidden)
+        folder = _output(arguments, loaded.source, files)
         given = lines_of(words) if files is None else [path for path, _ in files]
         answers = stack.enter_context(contextlib.closing(loaded.predict(given)))
         failed = total = 0
@@ -75,6 +84,8 @@ def predict(arguments: Namespace) -> int:
                 say(as_json(fields))
             else:
                 say(f"{elided(one.given, _WIDTH):<{_WIDTH}}  {_in_words(answer)}")
+        if folder is not None:
+            (folder / _UNFINISHED).unlink(missing_ok=True)
     if failed:
         warn([f"{counted(failed, 'input')} of {total:,} cannot be used"])
     return EXIT_DATA if failed else EXIT_OK
@@ -159,8 +170,12 @@ def _in_words(answer: Mapping[str, Any]) -> str:
     return plain("  ".join(map(str, answer.values())))
 
 
-def _output(name: str | None, source: NewInputs, files: Sequence[tuple[str, PurePath]] | None) -> Path | None:
-    """Return the folder for pictures; raise UsageError if it is needed or cannot be used."""
+def _output(arguments: Namespace, source: NewInputs, files: Sequence[tuple[str, PurePath]] | None) -> Path | None:
+    """Return the folder for pictures, made if missing; raise UsageError if it is needed or cannot be used.
+
+    It is new or empty, or holds a part of the pictures of the same command, which was killed or failed.
+    """
+    name: str | None = arguments.output
     makes_pictures = source.card().get("inputs") == "photos"
     if name is None:
         if makes_pictures:
@@ -171,8 +186,16 @@ def _output(name: str | None, source: NewInputs, files: Sequence[tuple[str, Pure
     folder = Path(name).expanduser()
     if len({name.with_suffix("") for _, name in files}) < len(files):
         raise UsageError("two inputs have the same name", "name one folder that has them all, each with its own name")
-    if folder.is_dir() and any(folder.iterdir()):
+    require_outside_runs(folder)
+    same = [arguments.words[0], arguments.overrides, arguments.best, arguments.raw, [given for given, _ in files]]
+    command, marker = hashlib.sha256(json.dumps(same).encode()).hexdigest(), folder / _UNFINISHED
+    for place in {folder, *(folder / name.parent for _, name in files)}:
+        remove_drafts(place)
+    if folder.is_dir() and any(folder.iterdir()) and not (marker.is_file() and read_text(marker) == command):
         raise UsageError(f"--output {folder} is not empty", "choose a new folder")
+    with storage_errors(folder, "create"):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(marker, command)
     return folder
 
 
@@ -185,9 +208,10 @@ def _draw(one: Prediction, file: Path) -> Path:
         picture = Image.fromarray(pixels)
     else:
         picture = _annotated(one)
+    picture.save(content := io.BytesIO(), format="PNG")
     with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(file)
+    write_atomically(file, content.getvalue(), durable=False)
     return file
 
 

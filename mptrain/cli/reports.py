@@ -12,7 +12,8 @@ from mptrain.cli.messages import say
 from mptrain.cli.places import place
 from mptrain.report.forecast_page import recommend
 from mptrain.report.page import Code, Text
-from mptrain.report.report_files import write_forecast, write_page, write_replay, write_report
+from mptrain.report.report_files import ReportFiles, write_forecast, write_page, write_replay, write_report
+from mptrain.runlog.atomic_files import folder_at_once
 from mptrain.runlog.directory import RunDirectory, last_run, open_run
 from mptrain.system.errors import EXIT_DATA, EXIT_OK, Preempted, UsageError
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mptrain.report.replay_page import Replay
-    from mptrain.report.report_files import ReportFiles
 
 
 def report_folders(arguments: Namespace) -> Outcome:
@@ -56,13 +56,14 @@ def _write(arguments: Namespace) -> Iterator[tuple[Path, ReportFiles]]:
     if arguments.follow and len(folders) > 1:
         raise UsageError("--follow takes one run", "write mptrain report RUN --follow 10")
     if arguments.together:
-        from mptrain.config.schema import RunOptions
         from mptrain.report.runs_page import runs_page
-        from mptrain.sweep.runner import sweep_folder
+        from mptrain.sweep.runner import fresh_place
 
         page = runs_page(folders)  # first: a run that cannot be read leaves no folder
-        folder = sweep_folder(RunOptions(root="outputs"), "reports")
-        yield folder, write_page(page, folder, folder / "report.html", folder / "report.md")
+        folder = fresh_place(Path("outputs"), "reports")
+        with folder_at_once(folder) as draft:
+            write_page(page, draft, draft / "report.html", draft / "report.md")
+        yield folder, ReportFiles(page, folder / "report.html", folder / "report.md")
         return
     if arguments.follow:
         _follow(folders[0], arguments.follow, quiet=arguments.json)

@@ -58,6 +58,7 @@ def list_runs(arguments: Namespace) -> Outcome:
 
 def _prune(runs: list[FoundRun], unread: list[str], folder: Path, arguments: Namespace) -> Outcome:
     """Remove runs that failed or were killed, or those of the status that a filter names, after the user has agreed."""
+    remove_leftovers(folder)  # of removals that were killed, which the user has agreed to
     if not any(word.startswith("status=") for word in arguments.filter):
         runs = [run for run in runs if run.status in ("failed", "killed")]
     notes = [*unread, *(f"{run.path} is running: it stays" for run in runs if run.held)]
@@ -74,7 +75,6 @@ def _prune(runs: list[FoundRun], unread: list[str], folder: Path, arguments: Nam
     removed: list[str] = []
     failed: list[str] = []
     if runs and (arguments.yes or (not arguments.json and _agreed(total))):
-        remove_leftovers(folder)
         for run in runs:
             try:
                 remove_run(run.run, folder)

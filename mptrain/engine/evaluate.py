@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mptrain.engine.exhibit import on_host
 from mptrain.engine.fingerprints import sample_digests
 from mptrain.engine.sample_metrics import SampleMetrics
+from mptrain.engine.weights_io import set_extra_states
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import whole
 from mptrain.system.random_state import other_random_numbers
@@ -164,6 +165,7 @@ def gather_model(parts: Parts) -> nn.Module:
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
+    set_extra_states(model, parts.model.state_dict(), "the model")
     dtypes = {name: p.dtype for name, p in model.named_parameters()}
     values = {name: saturated(whole(value), dtypes[name]) for name, value in parts.model.named_parameters()}
     return with_values(model, values)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from mptrain.engine.parts import Parts, Progress
+from mptrain.engine.weights_io import is_weight, set_extra_states
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
 from mptrain.numerics.words import listed
@@ -216,7 +217,9 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
         else:
             with torch.no_grad():
                 for name, value in own.items():
-                    part(value).copy_(_held(part_for(saved["model"][name], value), value))
+                    if is_weight(name, value):
+                        part(value).copy_(_held(part_for(saved["model"][name], value), value))
+                set_extra_states(parts.model, saved["model"], "the checkpoint")
         parts.frozen.update({name: saved["model"][name].float() for name in parts.frozen})
         for learner in parts.learners:
             learner.weights.masters.load_full_precision(saved["model"])

@@ -11,7 +11,7 @@ from mptrain.numerics.words import number, scale, share
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Cell, Facts, Page, Table, Text, Tiles, Tone, facts, section, table
 from mptrain.report.run_blocks import operator_blocks
-from mptrain.runlog.atomic_files import storage_errors, write_atomically
+from mptrain.runlog.atomic_files import storage_errors, write_together
 from mptrain.runlog.diagnosis_file import (
     CauseKind,
     Examination,
@@ -61,9 +61,8 @@ def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ())
     page = diagnosis_page(found)
     stem = file_stem(found, words)
     write_examination(folder / f"{stem}.json", found)
-    write_atomically(folder / f"{stem}.md", markdown_page(page, "figures"), durable=False)
     shown = folder / f"{stem}.html"
-    write_atomically(shown, html(page), durable=False)
+    write_together({folder / f"{stem}.md": markdown_page(page, "figures"), shown: html(page)}, durable=False)
     return shown
 
 

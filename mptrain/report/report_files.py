@@ -18,7 +18,8 @@ from mptrain.report.replay_page import Replay, file_name, replay_page
 from mptrain.report.run_list import FoundRun, runs_page
 from mptrain.report.run_page import run_page
 from mptrain.report.sweep_page import sweep_page
-from mptrain.runlog.atomic_files import storage_errors, write_atomically
+from mptrain.runlog.atomic_files import remove_drafts, storage_errors, write_together
+from mptrain.runlog.directory import require_outside_runs
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
 from mptrain.system.errors import StorageError
@@ -64,6 +65,7 @@ def write_forecast(found: Recommendation) -> ReportFiles:
 
 def write_runs(folder: Path, runs: Sequence[FoundRun], notes: Sequence[str], key: str | None = None) -> ReportFiles:
     """Write the list of runs below a folder, sorted by a key, into the folder: ``runs.html`` and ``runs.md``."""
+    require_outside_runs(folder)
     return write_page(runs_page(folder, runs, notes, key), folder, folder / "runs.html", folder / "runs.md")
 
 
@@ -77,13 +79,14 @@ def write_page(page: Page, folder: Path, html_file: Path, markdown_file: Path, *
     if figures.is_symlink():  # an untrusted folder could redirect the writes
         hint = "remove the link: figures are written only inside the report's own folder"
         raise StorageError(f"{figures} is a symbolic link", hint)
+    files: dict[Path, str | bytes] = {figures / f"{plot.name}.svg": plot.svg for plot in page.plots()}
+    files |= {markdown_file: markdown_page(page, figures.name), html_file: html(page, reload)}
     if page.plots():
         with storage_errors(figures, "create"):
             figures.mkdir(exist_ok=True)
-    for plot in page.plots():
-        write_atomically(figures / f"{plot.name}.svg", plot.svg, durable=False)
-    write_atomically(markdown_file, markdown_page(page, figures.name), durable=False)
-    write_atomically(html_file, html(page, reload), durable=False)
+    for path in files:
+        remove_drafts(path.parent, path.name)
+    write_together(files, durable=False)
     return ReportFiles(page, html_file, markdown_file)
 
 

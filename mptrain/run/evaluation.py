@@ -17,16 +17,16 @@ from mptrain.config.schema import Config
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.parts import Parts
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
-from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights, weights_file
+from mptrain.engine.weights_io import has_averages, in_dtype, is_weight, plain_weights, weights_file
 from mptrain.precision.apply import count_out_of_range, describe_clamped
 from mptrain.run.by_class import ByClass, by_class
 from mptrain.run.consistency import changed_evaluation_data, trained_on
 from mptrain.run.network_export import ExportedNetwork, export_network
-from mptrain.runlog.atomic_files import storage_errors, write_atomically
+from mptrain.runlog.atomic_files import storage_errors, write_together
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
-from mptrain.runlog.directory import find_run
+from mptrain.runlog.directory import find_run, require_target
 from mptrain.runlog.strict_json import indented_json, read_object
-from mptrain.runlog.trained_samples import beside, read_trained, write_trained
+from mptrain.runlog.trained_samples import beside, read_trained
 from mptrain.system.errors import DataError, UsageError, either
 from mptrain.system.records import EvalRecord
 from mptrain.system.torch_settings import settings_restored
@@ -180,6 +180,12 @@ def export_run(
     """
     form = form_of(output, form)
     directory = find_run(run)
+    if output is not None:
+        if not output.parent.is_dir():
+            what = f"there is no folder {output.parent} for {output.name}"
+            raise UsageError(what, "make it, or choose another --output")
+        for target in (output, output.with_name(f"{output.name}.json"), beside(output)):
+            require_target(target, directory.paths.export)
     text = directory.read_config()
     config = reload(text, trusted)
     config = replace(config, overrides=tuple(directory.read_overrides()))
@@ -190,13 +196,12 @@ def export_run(
     clamped = {
         name: count
         for name, value in trained.items()
-        if value.is_floating_point() and (count := count_out_of_range(value, dtype))
+        if is_weight(name, value) and value.is_floating_point() and (count := count_out_of_range(value, dtype))
     }
     if output is None:
         name = f"{which}{'-average' if averaged else ''}-{str(dtype).removeprefix('torch.')}{FORMS[form][0]}"
         output = directory.paths.export / name
-    elif not output.parent.is_dir():
-        raise UsageError(f"there is no folder {output.parent} for {output.name}", "make it, or choose another --output")
+    data = output.with_name(f"{output.name}.json")
     card = read_object(directory.paths.data, missing_ok=True)
     network = None
     if form == "onnx" or form == "torch_export":
@@ -209,12 +214,12 @@ def export_run(
     if output.parent == directory.paths.export:
         with storage_errors(output.parent):
             output.parent.mkdir(exist_ok=True)
-    write_atomically(output, content)
-    data = output.with_name(f"{output.name}.json")
+    files: dict[Path, str | bytes] = {output: content}
     if card:
-        write_atomically(data, indented_json(card))
+        files[data] = indented_json(card)
     if directory.root.absolute() not in output.absolute().parents:
-        write_trained(beside(output), read_trained(directory.root))
+        files[beside(output)] = b"".join(sorted(read_trained(directory.root)))
+    write_together(files)
     step, told = loaded.state["progress"]["step"], (describe_clamped(clamped, dtype),) if clamped else ()
     return Export(data, output, form, config, step, averaged, len(trained), len(content), network, told)
 

@@ -92,11 +92,11 @@ def export_network(
     for library in ("onnx", "onnxscript") if form == "onnx" else ():
         load_extra(library, "onnx", "an .onnx file")
     whole = with_weights(gather_model(parts), weights).eval()
-    network = _in_dtype(whole, dtype)
-    name = f"{type(network).__name__} of task {type(parts.task).__name__}"
+    name = f"{type(whole).__name__} of task {type(parts.task).__name__}"
     with torch.no_grad(), _silence():
         with _refusing(f"{name} cannot be exported"):
             calls = _calls(parts, whole)
+            network = _in_dtype(whole, dtype)  # now that hooks have left tensors without a graph, which can be copied
             args, kwargs = example = _cast(calls[0], dtype)
             for one, other in zip(_tensors(network(*args, **kwargs)), _tensors(network(*args, **kwargs)), strict=True):
                 if _distance(one, other) > TOLERANCE * float(one.abs().max()):

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from mptrain.system.errors import StorageError
-from mptrain.system.files import open_to_read
+from mptrain.system.files import open_to_read, require_replaceable
 from mptrain.system.machine import path_of_descriptor
 from mptrain.system.masking import masked
 
@@ -162,14 +163,6 @@ def temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts that killed writers left in a folder. No other process may be writing there."""
-    with storage_errors(folder, "clean"):
-        for path in folder.iterdir():
-            if _DRAFT.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-
-
 def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
     """Check that a run or sweep folder has no symbolic links, which in an untrusted folder could point anywhere.
 
@@ -189,32 +182,102 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
 def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:
     """Replace a file atomically: readers, also after a crash, see either the old or the new content.
 
+    The arguments are those of `write_together`.
+    """
+    write_together({path: data}, durable=durable, good=good)
+
+
+def write_together(files: Mapping[Path, str | bytes], *, durable: bool = True, good: str = "") -> None:
+    """Replace files, each atomically, after all of them have been written under other names: a full disk changes none.
+
     Values of secret environment variables (tokens, keys) are masked in text.
 
     Args:
-        path: The file; its folder must exist.
-        data: The new content. Text is encoded as UTF-8; undecodable bytes of a command line are preserved.
-        durable: Also force file and folder to the disk, so that the new content survives a power failure.
+        files: New content by file, whose folder must exist. Text is encoded as UTF-8; undecodable bytes of a command
+            line are preserved.
+        durable: Also force files and folders to the disk, so that the new content survives a power failure.
         good: Files that a failure leaves intact, for the error message.
+
+    Raises:
+        StorageError: A file cannot be written, or is something else than a regular file.
     """
-    content = masked(data).encode("utf-8", "surrogateescape") if isinstance(data, str) else data
-    draft = temporary(path)
-    with storage_errors(path, needed=len(content), good=good):
+    drafts: dict[Path, Path] = {}
+    with contextlib.ExitStack() as held:  # each draft's descriptor, by whose lock others know that it is being written
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                write_all(descriptor, bytearray(content))
-                if durable:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            draft.replace(path)
+            for path in files:
+                require_replaceable(path)
+            for path, data in files.items():
+                content = masked(data).encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+                with storage_errors(path, needed=len(content), good=good):
+                    drafts[path] = draft = temporary(path)
+                    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                    held.callback(os.close, descriptor)
+                    _is_free(descriptor)
+                    write_all(descriptor, bytearray(content))
+                    if durable:
+                        os.fsync(descriptor)
+            for path, draft in drafts.items():
+                with storage_errors(path, good=good):
+                    draft.replace(path)
         except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+            for draft in drafts.values():
+                with contextlib.suppress(OSError):
+                    draft.unlink()
             raise
-        if durable:
-            sync_folder(path.parent)
+    for folder in {path.parent for path in files} if durable else ():
+        with storage_errors(folder, good=good):
+            sync_folder(folder)
+
+
+@contextmanager
+def folder_at_once(path: Path) -> Iterator[Path]:
+    """Give a draft of a new folder to be filled in the ``with`` block, which gets its name after it or is removed.
+
+    What killed processes have left in its place is removed.
+    """
+    for folder in path.parent.parent.glob("*"):
+        remove_drafts(folder)
+    draft = temporary(path)
+    with storage_errors(path, "create"):
+        draft.mkdir(parents=True)
+        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _is_free(descriptor)
+        yield draft
+        with storage_errors(path, "create"):
+            draft.rename(path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_drafts(folder: Path, name: str | None = None) -> None:
+    """Remove the drafts, or those of one name, that killed writers left in a folder; failures do not matter.
+
+    A writer holds the lock of its draft, so drafts of other processes that are being written stay.
+    """
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if not _DRAFT.fullmatch(path.name) or name not in (None, path.name[: -len(".xxxxxxxx.tmp")]):
+                continue
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    if _is_free(descriptor):
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    """Take the lock of a draft, and return whether no other process holds it; False if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def write_all(descriptor: int, pending: bytearray) -> None:

@@ -23,7 +23,7 @@ from mptrain.runlog.run_paths import RUN_JSON, RunPaths, check_run_name, fresh_n
 from mptrain.runlog.run_state import SCHEMA, RunState, read_state
 from mptrain.runlog.strict_json import parse_strict, read_object
 from mptrain.system.errors import ConfigError, OtherVersion, StorageError, did_you_mean
-from mptrain.system.files import read_bytes
+from mptrain.system.files import read_bytes, require_replaceable
 
 _TRIES = 100
 
@@ -117,14 +117,35 @@ def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
     if name == "last":  # existing runs of this name can still be resumed
         raise ConfigError("run.name='last' is reserved: commands use it for the newest run", "choose another run.name")
     path = root / name
-    for ancestor in path.relative_to(root).parents:
-        if str(ancestor) != "." and (root / ancestor / RUN_JSON).exists():
-            raise StorageError(f"run.name={name!r} lies inside the run {root / ancestor}", "choose another run.name")
+    require_outside_runs(path.parent)
     if not _make(path):
         raise StorageError(
             f"run directory {path} exists", "continue it with run.resume=auto, or choose another run.name"
         )
     return RunDirectory(RunPaths(path))
+
+
+def require_outside_runs(path: Path) -> None:
+    """Raise StorageError for a path that a user gives to write to, if it is, or lies in, a run directory."""
+    place = Path(os.path.realpath(path))
+    for folder in (place, *place.parents):
+        if os.access(folder / RUN_JSON, os.F_OK):
+            hint = "choose a path, or a run.root and run.name, outside of runs: their files stay as they are"
+            raise StorageError(f"{path} {'is' if folder == place else 'lies in'} the run {folder}", hint)
+
+
+def require_target(path: Path, own: Path | None = None) -> None:
+    """Raise StorageError, before any work, if a file cannot be written where a user wants it.
+
+    It must not lie in a run directory, but for the folder ``own``; what is there must be a regular file, and its folder
+    be writable. What killed writers of the same file have left is removed.
+    """
+    if own is None or Path(os.path.realpath(path.parent)) != Path(os.path.realpath(own)):
+        require_outside_runs(path)
+    require_replaceable(path)
+    if path.parent.is_dir() and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise StorageError(f"cannot write {path}: {path.parent} is read-only", "choose a writable folder")
+    remove_drafts(path.parent, path.name)
 
 
 def _make(path: Path) -> bool:
@@ -276,6 +297,7 @@ def _last_start(path: Path) -> str | None:
 
 
 def _create_fresh(root: Path, label: str) -> RunDirectory:
+    require_outside_runs(root)
     for _ in range(_TRIES):
         date, folder = fresh_name(label)
         if _make(root / date / folder):

@@ -20,9 +20,9 @@ from mptrain.config.overrides import quoted
 from mptrain.config.schema import RunOptions
 from mptrain.config.trust import command_with, packages_of
 from mptrain.runlog.atomic_files import TEMPORARY, storage_errors
-from mptrain.runlog.directory import RunDirectory
+from mptrain.runlog.directory import RunDirectory, require_outside_runs
 from mptrain.runlog.lock import LockHolder, hold_lock, holder_of
-from mptrain.runlog.run_paths import RUN_JSON, RunPaths, fresh_name
+from mptrain.runlog.run_paths import RunPaths, fresh_name
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep, write_sweep
 from mptrain.sweep.executor import Executor, JobOutcome, JobProgress, JobSpec, Listener, Program
@@ -67,8 +67,7 @@ def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
     if options.resume != "never":
         raise ConfigError(f"run.resume={options.resume} needs a run.name", "add run.name=NAME")
     for _ in range(100):
-        date, moment = fresh_name("sweep")
-        folder = root / below / date / moment.replace("-sweep-", "-")
+        folder = fresh_place(root, below)
         with storage_errors(folder, "create"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -79,11 +78,16 @@ def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
     raise StorageError(f"no unused name for a sweep found in {root}", "set run.name=NAME")
 
 
+def fresh_place(root: Path, below: str) -> Path:
+    """Return the path of a new folder, ``ROOT/BELOW/DATE/TIME-xxxx``; StorageError if it would lie in a run."""
+    require_outside_runs(root)
+    date, moment = fresh_name("sweep")
+    return root / below / date / moment.replace("-sweep-", "-")
+
+
 def _named_folder(root: Path, name: str, resume: str) -> Path:
     folder = root / name
-    for place in (folder, *(root / ancestor for ancestor in Path(name).parents if str(ancestor) != ".")):
-        if (place / RUN_JSON).exists():
-            raise StorageError(f"{place} is a run and cannot contain a sweep", "choose another run.name")
+    require_outside_runs(folder)
     if is_sweep(folder):
         if resume == "never":
             line = command_with(f"mptrain resume {folder}", packages_of(read_sweep(folder)))

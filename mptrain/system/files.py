@@ -13,7 +13,15 @@ from typing import IO
 
 from mptrain.system.errors import StorageError
 
-_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+#: Kinds of files that are not regular, in words.
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def open_to_read(path: Path) -> IO[bytes]:
@@ -33,6 +41,17 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: Path) -> str:
     """Return the content of a regular file as UTF-8 text; raise UnicodeDecodeError if it is not UTF-8."""
     return read_bytes(path).decode("utf-8")
+
+
+def require_replaceable(path: Path) -> None:
+    """Raise StorageError if a path exists and is no regular file; a rename would replace a device, a pipe or a link."""
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except OSError:  # it does not exist, or writing it says why it cannot be written
+        return
+    if kind != stat.S_IFREG:
+        what = _KINDS.get(kind, "something else")
+        raise StorageError(f"{path} is {what}, not a file, and is not replaced", "choose another path")
 
 
 def open_in_place(path: Path, flags: int) -> int:

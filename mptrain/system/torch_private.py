@@ -15,6 +15,7 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors as flatten_dense_tensors
 from torch._utils import _unflatten_dense_tensors as unflatten_dense_tensors
 from torch.autograd.graph import _engine_run_backward as run_backward
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = [
+    "EXTRA_STATE",
     "BatchNorm",
     "Convolution",
     "Dropout",

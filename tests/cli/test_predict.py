@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from small_runs import TINY, command, environment, run_in_process
 
+from mptrain.cli import predict
 from mptrain.workloads.images.datasets.digits import digits_path, read_digits
 
 
@@ -94,6 +95,41 @@ def test_answers_are_drawn_into_copies_of_the_pictures(trained, tmp_path):
     done = run_in_process("predict", "boxes", "digits/odd", "--output", str(tmp_path / "boxes"), cwd=trained)
     assert done.returncode == 0, done.stderr
     assert len([*(tmp_path / "boxes").iterdir()]) == len([*(trained / "digits/odd").iterdir()])
+
+
+def test_a_folder_of_answers_goes_on_where_the_same_command_was_killed(trained, tmp_path, monkeypatch):
+    out, words = tmp_path / "out", ("predict", "a", "digits", "--output", str(tmp_path / "out"))
+    write, left = predict.write_atomically, 4
+
+    def killed(path, *given, **options):
+        nonlocal left
+        left -= 1
+        if not left:
+            path.with_name(f"{path.name}.0123abcd.tmp").touch()
+            raise KeyboardInterrupt
+        write(path, *given, **options)
+
+    monkeypatch.setattr(predict, "write_atomically", killed)
+    assert run_in_process(*words, cwd=trained).returncode != 0
+    monkeypatch.undo()
+    assert len([*out.rglob("*.png")]) == 2
+    refused = run_in_process("predict", "a", "digits/even", *words[3:], cwd=trained)
+    assert (refused.returncode, "is not empty" in refused.stderr) == (2, True)
+    assert run_in_process(*words, cwd=trained).returncode == 0
+    assert len([path for path in out.rglob("*") if path.is_file()]) == len([*out.rglob("*.png")]) == 12
+    assert "is not empty" in run_in_process(*words, cwd=trained).stderr
+    (tmp_path / "seen").mkdir()
+    inside = run_in_process(*words[:4], "outputs/a/pictures", cwd=trained)
+    assert "outputs/a/pictures lies in the run" in inside.stderr
+
+
+def test_hidden_files_of_a_folder_are_not_answered_and_told(trained, tmp_path):
+    (tmp_path / "in" / "__MACOSX").mkdir(parents=True)
+    for name in ("a.png", "._a.png", "__MACOSX/._a.png"):
+        (tmp_path / "in" / name).write_bytes((trained / "digits/even/0.png").read_bytes())
+    done = run_in_process("predict", "a", str(tmp_path / "in"), cwd=trained)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
+    assert "left out: 2 hidden files or folders" in done.stderr
 
 
 @pytest.mark.process

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mptrain.engine.weights_io import in_dtype, load_matching, plain_weights, read_weights, weights_file
-from mptrain.system.errors import CheckpointError
+from mptrain.system.errors import CheckpointError, UsageError
 
 STATE = {
     "model": {"weight": torch.ones(2), "running_var": torch.full((2,), 3.0), "extra": "no tensor"},
@@ -21,7 +21,7 @@ def test_averages_stand_in_for_the_weights_they_follow_and_for_nothing_else():
     averaged = plain_weights(STATE, average=True)
     assert averaged["weight"].tolist() == [0, 0]
     assert averaged["running_var"].tolist() == [3, 3]
-    assert averaged.keys() == {"weight", "running_var"}
+    assert averaged.keys() == {"weight", "running_var", "extra"}
 
 
 def test_trap_32_what_fp16_cannot_hold_saturates_and_integers_stay():
@@ -123,3 +123,57 @@ def test_infinities_and_nan_are_exported_as_they_are_and_finite_values_stay_fini
     assert half[:2].tolist() == [inf, -inf]
     assert half[2].isnan()
     assert half[3:].tolist() == [torch.finfo(dtype).max, -torch.finfo(dtype).max]
+
+
+class Counting(nn.Module):
+    """A layer whose extra state is what it is given."""
+
+    def __init__(self, state=None):
+        super().__init__()
+        self.weight, self.state = nn.Parameter(torch.ones(2)), state
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        if isinstance(state, dict) and "refused" in state:
+            raise ValueError("not this one")
+        self.state = state
+
+
+PLAIN = [{"seen": 3, "names": ["a", None], "deep": {"x": 0.5}}, "text", 0, None, [True]]
+TENSORS = [torch.arange(3.0), torch.tensor([1e6], dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_extra_states_of_modules_are_exported_and_loaded(tmp_path, suffix):
+    for number, state in enumerate((*PLAIN, *TENSORS)):
+        path = tmp_path / f"{number}{suffix}"
+        model = nn.Sequential(Counting(state), Counting(0))
+        path.write_bytes(weights_file(in_dtype(model.state_dict(), torch.float16), path))
+        fresh = nn.Sequential(Counting(torch.zeros(7)), Counting())
+        report = load_matching(fresh, read_weights(path), "w")
+        assert (len(report.taken), report.fresh, report.unused) == (4, (), ())
+        if isinstance(state, torch.Tensor):
+            assert torch.equal(fresh[0].state, state)
+            assert fresh[0].state.dtype == state.dtype
+        else:
+            assert fresh[0].state == state
+        assert fresh[1].state == 0
+
+
+def test_what_safetensors_cannot_hold_is_refused_by_name(tmp_path):
+    for state in ({"scale": torch.ones(1)}, (1, 2), {1: 2}, float("nan"), b"pickle"):
+        with pytest.raises(UsageError, match=r"^0\._extra_state is no tensor and no JSON value"):
+            weights_file(nn.Sequential(Counting(state)).state_dict(), tmp_path / "w.safetensors")
+
+
+def test_extra_states_that_are_missing_foreign_or_refused_are_named():
+    weights = {"0.weight": torch.zeros(2), "1.weight": torch.zeros(2), "1._extra_state": 4, "2._extra_state": 5}
+    model = nn.Sequential(Counting(1), Counting(2))
+    report = load_matching(model, weights, "w")
+    assert report.fresh == (("0._extra_state", "missing"),)
+    assert report.unused == ("2._extra_state",)
+    assert [layer.state for layer in model] == [1, 4]
+    with pytest.raises(CheckpointError, match=r"1\._extra_state of w cannot be set: ValueError: not this one"):
+        load_matching(model, {**weights, "1._extra_state": {"refused": 1}}, "w")

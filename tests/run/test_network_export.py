@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 import torch
 from small_runs import TINY, environment, parts_of, run_in_process
 from torch import nn
+from torch.nn.utils import prune
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
@@ -21,7 +25,7 @@ from mptrain.run import network_export
 from mptrain.run.evaluation import export_run
 from mptrain.run.network_export import export_network
 from mptrain.run.start import launch
-from mptrain.system.errors import ConfigError, NumericsError
+from mptrain.system.errors import ConfigError, NumericsError, StorageError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.long
@@ -194,6 +198,43 @@ class Infinite(nn.Module):
         return pixels.flatten(1) * 1e38 * 1e38
 
 
+class Hooked(nn.Module):
+    """A layer whose weight is computed from parameters: by hooks, or by a parametrization."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layer = change(nn.Linear(64, 10))
+
+    def forward(self, pixels):
+        return self.layer(pixels.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+        lambda layer: prune.ln_structured(layer, "weight", 0.3, 2, 1),
+        nn.utils.spectral_norm,
+        nn.utils.parametrizations.weight_norm,
+    ],
+)
+def test_weights_that_hooks_compute_are_exported(change):
+    parts, _ = parts_of(*TINY)
+    model = Hooked(change)
+    found = export_network(dataclasses.replace(parts, model=model), {}, torch.float16, "torch_export", {})
+    assert found.difference <= found.tolerance
+    assert model.layer.weight.dtype == torch.float32
+
+
+class Uncopied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, pixels):
+        return pixels.flatten(1)
+
+
 class Large(nn.Module):
     def forward(self, pixels):
         return (pixels.flatten(1) + 1000) * 100
@@ -202,6 +243,7 @@ class Large(nn.Module):
 @pytest.mark.parametrize(
     ("network", "dtype", "kind", "message"),
     [
+        (Uncopied, torch.float32, ConfigError, "Uncopied of task Classify cannot be exported: cannot pickle"),
         (OfData, torch.float32, ConfigError, "OfData of task Classify cannot be exported: Could not guard"),
         (Counting, torch.float32, ConfigError, "Counting of task Classify cannot be exported: its answers to the same"),
         (OfFour, torch.float32, ConfigError, "OfFour of task Classify cannot be exported: Constraints violated"),
@@ -256,3 +298,20 @@ def test_without_the_libraries_the_file_is_refused_or_checked_by_onnx_itself(tmp
     assert main(["export", "r", "--format", "onnx"]) == 3
     assert "an .onnx file needs the package onnxscript, which is not installed" in capsys.readouterr().err
     assert not done.path.exists()
+
+
+def test_a_place_that_is_no_file_or_lies_in_a_run_is_refused_before_any_work(tmp_path, monkeypatch):
+    root = train(*TINY, "run.name=r")
+    weights = (root / "summary.json").read_bytes()
+    os.mkfifo(tmp_path / "pipe.pt")
+    os.mkfifo(tmp_path / "w.pt.json")
+    (tmp_path / "link.pt").symlink_to(tmp_path / "elsewhere.pt")
+    monkeypatch.setattr("mptrain.run.evaluation.plain_weights", None)  # it would fail at the first work
+    places = {"pipe.pt": "is a named pipe", "w.pt": "w.pt.json is a named pipe", "link.pt": "is a symbolic link"}
+    places |= {"outputs/r/new.pt": "lies in the run", "outputs/r/checkpoints/new.bin": "lies in the run"}
+    for place, message in places.items():
+        with pytest.raises(StorageError, match=message):
+            export_run("r", output=tmp_path / place)
+    assert (root / "summary.json").read_bytes() == weights
+    assert stat.S_ISFIFO((tmp_path / "pipe.pt").stat().st_mode)
+    assert not [*tmp_path.rglob("*.tmp")]

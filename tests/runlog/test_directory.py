@@ -75,7 +75,7 @@ def test_a_name_is_made_once(tmp_path):
 
 def test_a_name_inside_another_run_is_refused(tmp_path):
     create_run(tmp_path, "x", "a").write_state(state())
-    with pytest.raises(StorageError, match="lies inside the run"):
+    with pytest.raises(StorageError, match=r"a is the run"):
         create_run(tmp_path, "x", "a/checkpoints")
 
 

@@ -10,6 +10,7 @@ import errno
 import importlib.util
 import os
 import stat
+import unicodedata
 from collections.abc import Collection, Iterator
 from http.client import HTTPException
 from pathlib import Path
@@ -26,7 +27,51 @@ NO_DOWNLOAD = "dataset=digits needs no download"
 
 _NOT_DOWNLOADED = (OSError, RuntimeError, EOFError, HTTPException, TarError, UnpicklingError)
 
+#: Hidden files and folders that searches have left out since `hidden_noted`; None outside of it.
+_hidden: dict[str, None] | None = None
+
 _UNREADABLE = (FileNotFoundError, NotADirectoryError, PermissionError, ProcessLookupError)
+
+
+def is_hidden(entry: os.DirEntry[str] | Path, *, data: bool = True) -> bool:
+    """Return whether a file or folder is hidden or an extra of an archive, and note it if its kind is that of ``data``.
+
+    Such are ``._x.png`` and ``__MACOSX`` of macOS, and ``.ipynb_checkpoints``.
+    """
+    hidden = entry.name.startswith(".") or entry.name == "__MACOSX"
+    if hidden and data and _hidden is not None:
+        _hidden[os.fspath(entry)] = None
+    return hidden
+
+
+@contextlib.contextmanager
+def hidden_noted() -> Iterator[list[str]]:
+    """Give a list that has a sentence, after the ``with`` block, if searches in it have left out hidden data."""
+    global _hidden
+    before, _hidden = _hidden, {}
+    said: list[str] = []
+    try:
+        yield said
+        if _hidden:
+            count = f"{len(_hidden):,} hidden file{'s or folders' if len(_hidden) > 1 else ' or folder'}"
+            said.append(f"left out: {count}, such as {next(iter(_hidden))}")
+    finally:
+        _hidden = before
+
+
+def composed(name: str) -> str:
+    """Return a name in Unicode's composed form (NFC), in which names are compared: macOS writes ``e`` and an accent."""
+    return unicodedata.normalize("NFC", name)
+
+
+def as_stored(path: str) -> str:
+    """Return the path of an existing file that a list names in another Unicode form (NFC, NFD), else the path."""
+    if path.isascii() or os.path.lexists(path):
+        return path
+    folder, name = os.path.split(path)
+    folder = as_stored(folder)
+    others = [os.path.join(folder, unicodedata.normalize(form, name)) for form in ("NFC", "NFD")]  # noqa: PTH118
+    return next(filter(os.path.lexists, others), path)
 
 
 @contextlib.contextmanager
@@ -44,9 +89,10 @@ def walk(
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield each folder at and below a folder with the names of its folders and other entries, as `os.walk` does.
 
-    A missing folder gives no result. Links to a folder that contains them are left out, and so are folders that cannot
-    be read. The caller may remove names of folders, which are then not searched. ``suffixes`` are those of data files,
-    in lower case; without ``links``, folders behind symbolic links are not searched.
+    A missing folder gives no result. Hidden entries (`is_hidden`) are left out, and so are links to a folder that
+    contains them and folders that cannot be read. The caller may remove names of folders, which are then not searched.
+    ``suffixes`` are those of data files, in lower case; without ``links``, folders behind symbolic links are not
+    searched.
 
     Raises:
         DataError: A data file is a named pipe, a socket or a device; or nearly all of more than `MOST_OTHERS` entries
@@ -61,7 +107,10 @@ def walk(
         names = []
         with _leaving_out_unreadable(), os.scandir(parent) as entries:
             for entry in entries:
-                if _is_folder(entry):
+                is_folder = _is_folder(entry)
+                if is_hidden(entry, data=is_folder or _has_suffix(entry.name, suffixes)):
+                    continue
+                if is_folder:
                     place = os.path.realpath(entry.path) if entry.is_symlink() else f"{within[-1]}/{entry.name}"
                     if place not in within and (links or not entry.is_symlink()):
                         folders[entry.name] = place

@@ -15,6 +15,7 @@ from typing_extensions import override
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.data_files import composed
 from mptrain.workloads.base.dataset import IndependentSamples, Survey
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.preparation import Preparation
@@ -80,29 +81,32 @@ def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) ->
     Raises:
         DataError: The folder is missing, or a picture is unusable and ``faults.on_error`` is ``stop``.
     """
-    names: dict[str, set[str]] = {}
+    names: dict[str, dict[str, str]] = {}
     missing: set[str] = set()
+    there: list[AnnotatedImage] = []
     for picture in pictures:
         place, name = os.path.split(picture.path)
         if place not in names:
             try:
                 with os.scandir(place) as entries:  # says of most what they are without another call
-                    names[place] = {
+                    found = [
                         one.name
                         for one in entries
                         if one.is_file(follow_symlinks=False) or os.path.isfile(one)  # noqa: PTH113
-                    }
+                    ]
+                names[place] = {**{composed(name): name for name in found}, **{name: name for name in found}}
             except (OSError, ValueError):
-                names[place] = set()
-        if name not in names[place]:
+                names[place] = {}
+        if (stored := names[place].get(name, names[place].get(composed(name)))) is None:
             missing.add(picture.path)
+        else:
+            there.append(picture if stored == name else replace(picture, path=os.path.join(place, stored)))  # noqa: PTH118
     if missing and not folder.is_dir():
         raise DataError(
             f"the picture folder {folder} does not exist",
             "set dataset.root=FOLDER to the folder that contains it, or choose other parts",
         )
     faults.report(dict.fromkeys(sorted(missing), "the file does not exist"), "put the file there")
-    there = [picture for picture in pictures if picture.path not in missing]
     return _measured(there, faults) if len(there) <= HEADERS else there
 
 

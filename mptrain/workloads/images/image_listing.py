@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.data_files import NO_DOWNLOAD, walk
+from mptrain.workloads.base.data_files import NO_DOWNLOAD, composed, is_hidden, walk
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.images.picture_files import EXTENSIONS
 
@@ -32,12 +32,12 @@ class Unlisted:
     folders: dict[str, str] = field(default_factory=dict)
 
     def images_among(self, parent: str, names: list[str]) -> list[str]:
-        """Return the paths of the images among the files of a folder, and count the others except hidden ones."""
+        """Return the paths of the images among the files of a folder, and count the others."""
         images = _images_among(parent, names)
         if len(images) < len(names):
             for name in sorted(names):
                 ending = os.path.splitext(name)[1].lower()  # noqa: PTH122 (a path object for each takes seconds)
-                if name[0] != "." and ending not in EXTENSIONS:
+                if ending not in EXTENSIONS:
                     self.extensions[ending] += 1
                     self.examples.setdefault(ending, f"{parent}/{name}")
         return images
@@ -120,13 +120,16 @@ def find_splits(root: Path, name: str, unlisted: Unlisted, *, trains: bool = Tru
 
 
 def find_classes(root: Path) -> tuple[str, ...]:
-    """Return the sorted names of the folders in a folder, which are the classes; empty if there are only images.
+    """Return the names of the folders in a folder, sorted in composed form; empty if there are only images.
+
+    They are the classes; names that differ in their Unicode form alone are one class.
 
     Raises:
         DataError: The folder cannot be read.
     """
     try:
-        return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."))
+        found = [entry.name for entry in root.iterdir() if entry.is_dir() and not is_hidden(entry)]
+        return tuple(sorted(found, key=composed))
     except OSError as error:
         raise DataError(
             f"image folder {root} cannot be read: {error.strerror}",
@@ -145,7 +148,7 @@ def list_images(root: Path, class_names: tuple[str, ...], faults: Faults, unlist
     """
     paths: list[str] = []
     targets: list[int] = []
-    numbers = {name: number for number, name in enumerate(class_names)}
+    numbers = {composed(name): number for number, name in enumerate(class_names)}
     loose = sorted(unlisted.images_among(*_files_in(root)))
     if not class_names:
         paths += loose
@@ -154,9 +157,9 @@ def list_images(root: Path, class_names: tuple[str, ...], faults: Faults, unlist
     for name in find_classes(root):
         walked = walk(root / name, EXTENSIONS)
         files = sorted(file for parent, _, names in walked for file in unlisted.images_among(parent, names))
-        if name in numbers:
+        if (number := numbers.get(composed(name))) is not None:
             paths += files
-            targets += [numbers[name]] * len(files)
+            targets += [number] * len(files)
         else:
             faults.report(dict.fromkeys(files, f"its folder '{name}' is not {known}"))
     if loose and not paths:

@@ -1,7 +1,8 @@
 """Reader of picture files as 8-bit RGB or grey, scaled from the value range of the file's mode.
 
 16-bit values are reduced to their high byte, as Pillow does for 16-bit RGB. As in torchvision's ``ImageFolder``,
-transparency is dropped, only the first of several frames is used, and the EXIF orientation is ignored.
+transparency is dropped, only the first of several frames is used, and the EXIF orientation is ignored (but for a TIFF,
+which Pillow turns).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _OFTEN = (*_PLAIN, "RGBA", "LA")
 #: of its grey levels, as happens with 12 bits stored as 16.
 _DARK = 16
 
-_BITS_PER_SAMPLE = 258  # TIFF tag
+_BITS_PER_SAMPLE, _ORIENTATION = 258, 274  # tags of TIFF and EXIF
 
 
 def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
@@ -164,6 +165,10 @@ def _remarks(file: ImageFile, path: str) -> list[str]:
         found.append("several frames (the first is used)")
     if min(file.size) == 1:
         found.append(f"{file.width}x{file.height} pixels")
+    if file.format != "TIFF" and {"exif", "xmp", "XML:com.adobe.xmp"} & file.info.keys():
+        with contextlib.suppress(Exception):  # a damaged description is no fault of the pixels
+            if file.getexif().get(_ORIENTATION, 1) > 1:
+                found.append("turned by its EXIF orientation (which is ignored)")
     ending = path[path.rfind(".") :]
     if file.format not in _FORMATS.get(ending.lower(), (file.format,)):
         found.append(f"{file.format} named {ending}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mptrain.system.errors import DataError
 from mptrain.system.files import read_bytes
-from mptrain.workloads.base.data_files import files_below
+from mptrain.workloads.base.data_files import files_below, walk
 from mptrain.workloads.base.faulty_samples import Faults
 
 #: Words in file names that give the part of the data, as in ``wiki.valid.tokens``.
@@ -95,7 +95,8 @@ def _files_at(name: str, place: Path, suffixes: Sequence[str], hint: str, subfol
         what = f"{name} not found: dataset.path is empty or the current folder"
         raise DataError(what, f"{hint}; for the current folder use $PWD")
     if place.is_dir():
-        inside = files_below(place, suffixes) if subfolders else sorted(place.iterdir())
+        directly = map(place.joinpath, next(walk(place, suffixes))[2])
+        inside = files_below(place, suffixes) if subfolders else sorted(directly)
         files = [file for file in inside if file.suffix in suffixes and file.is_file()]
     elif place.exists():
         files = [place]

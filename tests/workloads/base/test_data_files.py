@@ -14,7 +14,7 @@ import pytest
 from mptrain.cli.main import main
 from mptrain.system.errors import DataError
 from mptrain.workloads.base import data_files
-from mptrain.workloads.base.data_files import files_below, special_file, walk
+from mptrain.workloads.base.data_files import as_stored, files_below, hidden_noted, special_file, walk
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.sample_digests import file_digests
 from mptrain.workloads.detection import detection_images
@@ -155,3 +155,39 @@ def test_a_search_ends_where_nearly_all_is_no_data(tmp_path, monkeypatch):
     assert not has_images(tmp_path / "labels")
     with pytest.raises(DataError, match="more than 20 files and folders below"):
         list(walk(tmp_path / "labels", (".png",)))
+
+
+def test_hidden_entries_and_those_of_macos_are_left_out_and_noted(tmp_path):
+    kept = ["a.png", "sub/b.PNG", "sub/c.txt"]
+    hidden = [
+        "._a.png",
+        "sub/.cache/x.png",
+        "__MACOSX/sub/._b.PNG",
+        ".ipynb_checkpoints/a-checkpoint.png",
+        ".gitignore",
+    ]
+    for name in (*kept, *hidden):
+        (tmp_path / ".root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".root" / name).touch()
+    with hidden_noted() as said:
+        found = files_below(tmp_path / ".root", (".png",))
+        files_below(tmp_path / ".root", (".png",))  # each is counted once
+    assert [str(path.relative_to(tmp_path / ".root")) for path in found] == kept[:2]
+    assert len(said) == 1
+    assert said[0].startswith(f"left out: 4 hidden files or folders, such as {tmp_path / '.root'}/")
+    with hidden_noted() as said:
+        files_below(tmp_path / ".root" / "sub", (".txt",))
+    assert said == [f"left out: 1 hidden file or folder, such as {tmp_path / '.root/sub/.cache'}"]
+
+
+def test_paths_of_lists_are_found_in_either_unicode_form(tmp_path):
+    for place in ("e\u0301t\u0301", "caf\u00e9"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "u\u0308.txt").touch()
+        (tmp_path / place / "\u00f6.txt").touch()
+    for folder in ("e\u0301t\u0301", "\u00e9t\u0301", "caf\u00e9", "cafe\u0301"):
+        for name in ("\u00fc.txt", "u\u0308.txt", "o\u0308.txt", "\u00f6.txt"):
+            if folder != "\u00e9t\u0301":
+                assert Path(as_stored(str(tmp_path / folder / name))).exists()
+    for path in ("nowhere/\u00fc", "plain", "\0\u00fc", "\udcff"):
+        assert as_stored(path) == path

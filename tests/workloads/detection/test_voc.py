@@ -162,3 +162,13 @@ def test_lists_that_are_there_are_named_with_their_words(root, monkeypatch, insi
     with pytest.raises(DataError, match=rf"has the lists {folder}train, {folder}val$") as error:
         load_voc(**choice)
     assert f"'dataset.train=[{folder}train]' 'dataset.val=[{folder}val]' 'dataset.test=[]'" in error.value.hint
+
+
+def test_names_of_files_and_classes_are_found_in_either_unicode_form(tmp_path):
+    folder, composed, apart = tmp_path / "mine", "\u00e9t\u00e9", "e\u0301te\u0301"
+    for name, word in ((apart, "ge\u0301ant"), ("\u00e0", "g\u00e9ant")):
+        add(folder, name, annotation(thing(word, 1, 1, 9, 9)))
+    (folder / "JPEGImages" / f"{apart}.jpg").rename(folder / "JPEGImages" / f"{composed}.jpg")
+    write_list(folder, "train", composed, "a\u0300")
+    data = load_voc(root=tmp_path, **{**OWN, "val": [], "classes": ["cat", "ge\u0301ant"]})
+    assert {*data.train.listing.paths} == {*map(str, (folder / "JPEGImages").iterdir())}

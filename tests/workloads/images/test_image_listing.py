@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import unicodedata
 
 import pytest
 from PIL import Image
 
+from mptrain.build.workload import build_dataset
+from mptrain.config.compose import compose
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.images.datasets.image_folder import load_image_folder
 
@@ -185,3 +188,58 @@ def test_another_folder_is_evaluated_with_the_runs_classes(classes, tmp_path):
         load(tmp_path / "other", labels=labels)
     with pytest.raises(DataError, match="has a folder named test, but no folder train"):
         load(tmp_path / "other")
+
+
+JUNK = (
+    "ant/._000.png",
+    "ant/.ipynb_checkpoints/000.png",
+    ".ipynb_checkpoints/000.png",
+    "__MACOSX/ant/._000.png",
+    ".DS_Store",
+)
+
+
+@pytest.mark.parametrize("place", ["", "train"])
+def test_what_macos_and_notebooks_leave_behind_is_no_class_and_no_image_and_is_told(classes, place):
+    if place:
+        classes.rename(classes.with_name("all"))
+        classes.mkdir()
+        classes.with_name("all").rename(classes / place)
+    before = names(load(classes, val_share=0.0).train)
+    for name in JUNK:
+        (classes / place / name).parent.mkdir(parents=True, exist_ok=True)
+        (classes / place / name).write_bytes(b"\0\5\26\7Mac OS X")
+    (classes / "__MACOSX").mkdir(exist_ok=True)
+    words = ["dataset=image_folder", f"dataset.root={classes}", "dataset.val_share=0.0", "dataset.image_size=8"]
+    data = build_dataset(compose(words))
+    assert data.class_names == ("ant", "bee", "cat")
+    assert names(data.train) == before
+    assert any(said.startswith("left out: ") and "hidden files or folders, such as" in said for said in data.warnings)
+    assert not any("__MACOSX is not used" in said for said in data.warnings)
+
+
+@pytest.mark.parametrize(("train", "val"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_classes_are_the_same_in_either_unicode_form(tmp_path, train, val):
+    words = ("caf\u00e9", "na\u00efve", "\uac00")
+    for split, form in (("train", train), ("val", val)):
+        for word in words:
+            put(tmp_path / split / unicodedata.normalize(form, word), 2)
+    data = load(tmp_path)
+    assert data.class_names == tuple(sorted(words))
+    assert data.val.listing.targets.tolist() == sorted(data.train.listing.targets.tolist()) == [0, 0, 1, 1, 2, 2]
+    own = load(tmp_path / "val", labels=tuple(unicodedata.normalize(train, word) for word in sorted(words)))
+    assert own.test.listing.targets.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_class_in_both_forms_is_one_and_the_division_does_not_depend_on_the_form(tmp_path):
+    put(tmp_path / "both" / "caf\u00e9", 3)
+    put(tmp_path / "both" / "cafe\u0301", 3, start=3)
+    put(tmp_path / "both" / "tea", 2)
+    assert load(tmp_path / "both", val_share=0.0).train.listing.targets.bincount().tolist() == [6, 2]
+    held = []
+    for form in ("NFC", "NFD"):
+        for word in ("caf\u00e9", "th\u00e9"):
+            put(tmp_path / form / unicodedata.normalize(form, word), 20)
+        paths = load(tmp_path / form, val_share=0.3).val.listing.paths
+        held.append([unicodedata.normalize("NFC", path.rpartition(form)[2]) for path in paths])
+    assert held[0] == held[1] != []

@@ -192,3 +192,24 @@ def test_checking_tells_what_training_would_stop_at():
     assert (set(check.stopping), set(check.skipped)) == ({"a", "c"}, {"b"})
     with pytest.raises(DataError, match="a: is bad"):
         Faults("stop").report({"a": "is bad"})
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("turn", [None, 1, 3, 6, 8])
+def test_pictures_that_their_description_turns_are_told(tmp_path, ending, turn):
+    exif = Image.Exif()
+    if turn:
+        exif[274] = turn
+    path = tmp_path / f"a.{ending}"
+    Image.new("RGB", (8, 6)).save(path, **({"exif": exif} if turn else {}))
+    faults = Faults()
+    assert read_picture(str(path), 3, faults).size == (8, 6)
+    assert faults.remarks.get(str(path), "").startswith("turned by its EXIF orientation") == (turn in (3, 6, 8))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_a_damaged_description_is_no_fault_of_the_pixels(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\xff\xff")
+    faults = Faults()
+    assert read_picture(str(tmp_path / "a.jpg"), 3, faults).size == (8, 6)
+    assert not faults.remarks

@@ -76,7 +76,8 @@ def test_a_header_names_columns_and_file_names_give_parts(tmp_path):
 @each(
     ("name", "content", "reason"),
     [
-        ("a.tsv", "cat\tmeow\ndog\n", "line 2: it has no text"),
+        ("a.tsv", "cat\tmeow\ndog\n", "line 2: it has no text; a .tsv has tabs between its cells and no quotes around"),
+        ("a.tsv", '"cat"\t"meow"\n"dog"\t"woof"\n', "line 1: its label is in quotes; a .tsv has tabs between"),
         ("a.csv", "cat,meow\n,woof\n", "line 2: it has no label"),
         ("a.jsonl", '{"label": "cat", "text": "meow"}\n{"label": 1\n', "line 2: it has no label"),
         ("a.jsonl", '{"label": "cat", "text": "meow"}\n{"label": "dog", "text": null}\n', "line 2: it has no text"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
-from mptrain.workloads.base.data_files import files_below
+from mptrain.workloads.base.data_files import as_stored, files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
@@ -93,7 +93,8 @@ def _speaker_of(file: Path, root: Path) -> str:
 
 def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
     """Return the text file of each recording that has one; if any has, the others and lone texts are faults."""
-    found = {file: file.with_suffix(".txt") for file in files if file.with_suffix(".txt").is_file()}
+    beside = {file: Path(as_stored(str(file.with_suffix(".txt")))) for file in files}
+    found = {file: text for file, text in beside.items() if text.is_file()}
     if found:
         hint = "fix or remove it, set dataset.text=false"
         alone = [file for file in files if file not in found]

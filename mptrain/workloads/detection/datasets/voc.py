@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 
 from mptrain.system.errors import ConfigError, DataError, did_you_mean
 from mptrain.system.files import read_bytes, read_text
-from mptrain.workloads.base.data_files import NO_DOWNLOAD, fetching
+from mptrain.workloads.base.data_files import NO_DOWNLOAD, as_stored, composed, fetching
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT
@@ -94,10 +94,10 @@ def read_list(
         ) from error
     if not lines:
         raise DataError(f"the list {path} names no picture", "check dataset.root and the names of the lists")
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {composed(name): number for number, name in enumerate(classes)}
     found = []
     for columns in lines:
-        annotation = folder / "Annotations" / f"{columns[0]}.xml"
+        annotation = Path(as_stored(str(folder / "Annotations" / f"{columns[0]}.xml")))
         try:
             found.append(read_annotation(annotation, folder / "JPEGImages", numbers))
         except ValueError as error:
@@ -175,7 +175,7 @@ def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Anno
 
 
 def _box(number: int, element: Element, numbers: dict[str, int]) -> tuple[float, float, float, float, int, int]:
-    name = (element.findtext("name") or "").strip()
+    name = composed((element.findtext("name") or "").strip())
     if name not in numbers:
         close = did_you_mean(name, numbers)
         guess = f"; did you mean {close}?" if close else ""

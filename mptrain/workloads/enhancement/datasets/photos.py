@@ -110,10 +110,8 @@ def _photos_in(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise DataError(f"the folder of the photos, {folder}, does not exist", hint)
     found = []
-    for parent, folders, names in walk(folder, EXTENSIONS):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        pictures = (name for name in names if name[name.rfind(".") :].lower() in EXTENSIONS)
-        found += [f"{parent}/{name}" for name in pictures if not name.startswith(".")]
+    for parent, _, names in walk(folder, EXTENSIONS):
+        found += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
     if not found:
         raise DataError(f"no images found below {folder}", hint)
     return sorted(found)

@@ -20,6 +20,7 @@ from typing_extensions import override
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.fields import BelowOneOrZero, Fraction, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.data_files import composed
 from mptrain.workloads.base.dataset import FileFacts, IndependentSamples, Survey
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.preparation import Preparation
@@ -159,7 +160,7 @@ class ClassFolders(ImageDataset):
         if self.labels is not None:
             folders = folders or {"test": train}
             return self.labels, {part: self._listed(folder, self.labels, unlisted) for part, folder in folders.items()}
-        classes = find_classes(train)
+        classes = tuple(dict.fromkeys(map(composed, find_classes(train))))
         unset = self.val_samples is self.val_share is self.test_share is None
         self._by_default = bool(classes) and not folders and unset
         if (self.val_samples is not None or self.val_share is not None) and "val" in folders:
@@ -199,7 +200,7 @@ class ClassFolders(ImageDataset):
                 f"set dataset.val_samples to at most {max(0, int(len(listing) * (1 - test)) - 1)}",
             )
         start = len(str(folder / "x")) - 1
-        names = [path[start:].rpartition(".")[0] for path in listing.paths]
+        names = [composed(path[start:]).rpartition(".")[0] for path in listing.paths]
         train, *held = hold_out_by_name(names, listing.targets, val, test, self.split_seed)
         wanted = {"dataset.val_share": (self.val_share, held[0]), "dataset.test_share": (self.test_share, held[1])}
         for key, (share, indices) in wanted.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
-from mptrain.workloads.base.data_files import files_below
+from mptrain.workloads.base.data_files import as_stored, composed, files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
@@ -142,7 +142,8 @@ def entries_of(place: Path, faults: Faults) -> list[ManifestEntry]:
             except ValueError as error:
                 faults.report({where: str(error)})
             else:
-                found.append(ManifestEntry(str(place.parent / entry.path), entry.text, entry.seconds, where))
+                recording = as_stored(str(place.parent / entry.path))
+                found.append(ManifestEntry(recording, entry.text, entry.seconds, where))
         what = f"{place} lists no recording"
     else:
         raise DataError(f"speech not found: looked for {place}", _HINT)
@@ -154,7 +155,9 @@ def entries_of(place: Path, faults: Faults) -> list[ManifestEntry]:
 def _from_table(line: str) -> ManifestEntry:
     path, tab, text = line.partition("\t")
     if not tab or not path.strip():
-        raise ValueError("is not PATH, tab, TRANSCRIPT")
+        raise ValueError("is not PATH, tab, TRANSCRIPT, without quotes")
+    if path.strip()[0] == path.strip()[-1] == '"':
+        raise ValueError("has its path in quotes: write PATH, tab, TRANSCRIPT without quotes")
     if not text.strip():
         raise ValueError(f"{path.strip()}: {_EMPTY}")
     return ManifestEntry(path.strip(), text)
@@ -185,12 +188,12 @@ def _in_folder(folder: Path, faults: Faults) -> list[ManifestEntry]:
     files = files_below(folder, (*SUFFIXES, ".txt"))
     recordings = _recordings(files)
     found: list[ManifestEntry] = []
-    used: set[Path] = set()
+    used: set[str] = set()
     alone: dict[str, str] = {}  # texts without a recording, and empty transcripts
     for table in (file for file in files if file.name.endswith(LIBRISPEECH)):
         for number, line in enumerate(read_file(table, faults).splitlines(), start=1):
             name, _, text = line.strip().partition(" ")
-            stem, where = table.parent / name, f"{table} line {number}"
+            stem, where = composed(str(table.parent / name)), f"{table} line {number}"
             if stem in recordings:
                 used.add(stem)
                 if text.strip():
@@ -199,10 +202,10 @@ def _in_folder(folder: Path, faults: Faults) -> list[ManifestEntry]:
                     alone[where] = f"{recordings[stem]}: {_EMPTY}"
             elif name:
                 alone[where] = f"there is no recording {name} next to it"
-    folders = {path.parent for path in recordings}
+    folders = {path.parent for path in recordings.values()}
     for note in (file for file in files if file.suffix == ".txt"):
-        stem = note.with_suffix("")
-        if note.name.startswith(".") or note.name.endswith(LIBRISPEECH) or note.parent not in folders or stem in used:
+        stem = composed(str(note.with_suffix("")))
+        if note.name.endswith(LIBRISPEECH) or note.parent not in folders or stem in used:
             continue
         if stem in recordings:
             used.add(stem)
@@ -220,8 +223,8 @@ def _in_folder(folder: Path, faults: Faults) -> list[ManifestEntry]:
     return found
 
 
-def _recordings(files: list[Path]) -> dict[Path, Path]:
-    """Return the recordings among files by path without suffix; of several suffixes the first in `SUFFIXES`."""
-    found = [path for path in files if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
+def _recordings(files: list[Path]) -> dict[str, Path]:
+    """Return recordings by composed path without suffix; of several suffixes the first in `SUFFIXES`."""
+    found = [path for path in files if path.suffix.lower() in SUFFIXES]
     found.sort(key=lambda path: (path.with_suffix(""), -SUFFIXES.index(path.suffix.lower())))
-    return {path.with_suffix(""): path for path in found}
+    return {composed(str(path.with_suffix(""))): path for path in found}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.system.errors import DataError
+from mptrain.workloads.base.data_files import composed
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.labelled_dataset import Labelled, LabelledDataset, LabelledOptions, labelled_as_dataset
@@ -66,10 +67,13 @@ def read_labelled(file: Path, columns: tuple[str, str], faults: Faults) -> list[
     found = []
     for number, cells in rows:
         label, text = (str(cell).strip() if isinstance(cell, (str, int)) else "" for cell in cells)
-        if label and text:
-            found.append(Labelled(label, text))
-        else:
-            problems[f"{file} line {number}"] = f"it has no {columns[1] if label else columns[0]}"
+        quoted = file.suffix == ".tsv" and label[:1] == label[-1:] == '"'
+        if label and text and not quoted:
+            found.append(Labelled(composed(label), text))
+            continue
+        why = f"its {columns[0]} is in quotes" if quoted else f"it has no {columns[1] if label else columns[0]}"
+        form = "; a .tsv has tabs between its cells and no quotes around them (a .csv may have quotes)"
+        problems[f"{file} line {number}"] = f"{why}{form if file.suffix == '.tsv' else ''}"
     faults.report(problems)
     return found
 
