@@ -124,7 +124,7 @@ class WatchedLearner(Follower):
         values = self._values(before, one, after, skip, loss, passes)
         if applied is not None:
             values = values._replace(lr=applied.grad_norm.to(one.dtype))
-        rates = self._rates or (() if passes is None else passes.rates)
+        rates = self._rates or (log.rates() if passes is None else passes.rates)
         facts = Facts(rates, loss is not None and loss is not log.unknown, applied is not None)
         self._rates = ()
         histograms, self._histograms = self._histograms, None

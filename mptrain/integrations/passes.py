@@ -102,6 +102,7 @@ class PassLog:
         self._optimizer, self._all_names, self._models, self._follower = optimizer, all_names, models, follower
         self.since_update = self._longest = 0
         self.not_looked_at = ""
+        self._warned = False  # that no update follows
         self._open: Passes | None = None
         self._added: int | None = None
         self._consumed: int | None = None
@@ -213,6 +214,12 @@ class PassLog:
         self._check = OverflowCheck(own, exact=False) if own else None
         self.one, self.zero = torch.ones(1, device=device), torch.zeros((), device=device)
         self.unknown = torch.full((), math.nan, device=device)
+        if self.params and not any(id(one) in self._all_names for one in self.params):
+            self.not_looked_at = (
+                "the optimizer has none of the model's parameters, as with master weights by hand: gradients are "
+                "looked at when it steps, and not the model's own, nor passes that no update follows"
+            )
+            warn(f"mptrain.watch: {self.not_looked_at}")
         self._handles = [hook for one in self.params if (hook := self._hooked(one)) is not None]
 
     def _hooked(self, parameter: nn.Parameter) -> Any:
@@ -298,6 +305,9 @@ class PassLog:
         self._open = Passes(verdict, loss, self.rates(), local, self._follower.scale_by_hand())
 
     def _warn_of_no_update(self) -> None:
+        if self._warned:
+            return
+        self._warned = True
         warn(
             f"mptrain.watch: {self.since_update} backward passes and no update of the watched "
             f"{type(self._optimizer).__name__} after them: does another optimizer step?"

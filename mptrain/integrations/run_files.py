@@ -95,6 +95,7 @@ class WatchedLoop:
         scaler: Hyper-parameters of its `torch.amp.GradScaler`, named as those of `mptrain.scaler.DynamicScaler`.
         sharded: Its parameters are sharded (FSDP2).
         steps: Steps of the training before it, as of one that is resumed.
+        inside: Classes of modules with parameters that are none of torch, and whose own operators were not looked at.
     """
 
     parts: dict[str, str]
@@ -102,6 +103,7 @@ class WatchedLoop:
     device: torch.device
     sharded: bool
     steps: int = 0
+    inside: str = ""
 
 
 class RunFiles:
@@ -189,9 +191,12 @@ class RunFiles:
     def _take_dtypes(self, record: HistogramRecord) -> None:
         """Put the dtypes that were seen on record, which options of frameworks may not say."""
         self._precision = _dtypes(record)
+        not_seen = f"operators inside of {self._loop.inside} not looked at" if self._loop.inside else ""
+        if not_seen:
+            self._precision["note"] = not_seen
         self._write_config()
         seen = {name: ", ".join(found) for name, found in self._precision.items() if isinstance(found, dict)}
-        words = "; ".join(f"{name} {dtypes}" for name, dtypes in seen.items() if dtypes)
+        words = "; ".join([*(f"{name} {dtypes}" for name, dtypes in seen.items() if dtypes), *filter(None, [not_seen])])
         self._state = replace(self._state, parts={**self._state.parts, "precision": words})
         self._directory.write_state(self._state)
 

@@ -247,7 +247,7 @@ class Watch(Owner, Listener):
     def flush(self) -> None:
         """Write the records of all updates so far; waits for the device. Any thread may call it."""
         for learner in self.learners:
-            learner.updates.flush()
+            learner.guarded(learner.updates.flush)()
 
     def close(self) -> None:
         """Record everything, and take all hooks off; a second call does nothing."""
@@ -264,10 +264,11 @@ class Watch(Owner, Listener):
         if self._given_up:
             return
         self._given_up = True
-        self._hooks.close()
         for learner in self.learners:
-            learner.updates.push()
+            with contextlib.suppress(Exception):  # it may be what has failed
+                learner.updates.push()
             learner.updates.not_looked_at = f"steps after {learner.updates.steps}: {type(error).__name__}: {error}"
+        self._hooks.close()
         warn(f"mptrain.watch has stopped, and training goes on: {type(error).__name__}: {error}")
 
     def leave_to_parent(self) -> None:
@@ -399,8 +400,15 @@ def _end(logs: Sequence[UpdateLog], sink: Fanout, undo: contextlib.ExitStack, pr
     with contextlib.ExitStack() as stack:  # all of it, even if something fails
         stack.callback(sink.close)
         for log in logs:
-            stack.callback(log.end)
+            stack.callback(_ended, log)
         stack.push(undo)
+
+
+def _ended(log: UpdateLog) -> None:
+    try:
+        log.end()
+    except Exception as error:  # the loop has done nothing wrong
+        warn(f"mptrain.watch: the last records of {log.name} are lost: {type(error).__name__}: {error}")
 
 
 def _number(value: Any) -> float | None:
@@ -476,7 +484,11 @@ def _files(
         "optimizer": "; ".join(f"{type(one).__name__}(lr={_first_rate(one):g})" for one in optimizers),
     }
     device = parameters[0].device if parameters else torch.device("cpu")
-    return RunFiles(root, WatchedLoop(parts, {} if scaler is None else _rule(scaler), device, sharded, steps))
+    kinds_inside = {type(one) for each in models.values() for one in each.modules() if one._parameters}
+    own = sorted(kind.__name__ for kind in kinds_inside if not kind.__module__.startswith("torch.nn."))
+    inside = f"{', '.join(own[:3])}{' and others' * (len(own) > 3)}"
+    loop = WatchedLoop(parts, {} if scaler is None else _rule(scaler), device, sharded, steps, inside)
+    return RunFiles(root, loop)
 
 
 def _first_rate(optimizer: torch.optim.Optimizer) -> float:
