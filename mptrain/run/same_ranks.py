@@ -29,7 +29,7 @@ from mptrain.system.errors import ConfigError, Problem, user_packages
 _OWN = ("run", "logger", "extensions", "chosen", "device", "threads")
 
 #: Libraries besides torch that compute samples, networks and updates.
-_LIBRARIES = ("numpy", "torchvision", "torchaudio", "timm")
+_LIBRARIES = ("numpy", "torchvision", "timm")
 
 #: Differences that are listed, at most.
 _MOST = 8
