@@ -37,7 +37,7 @@ _MOST = 8
 
 @dataclass(frozen=True)
 class _Ingredients:
-    """What a rank trains with: its configuration as YAML, and sources and versions by name.
+    """Configuration of a rank as YAML, its sources and its versions, by name.
 
     ``code`` has the digest and the file of each imported module of the user.
     """
