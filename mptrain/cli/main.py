@@ -18,7 +18,7 @@ from mptrain.cli.command import Command
 from mptrain.cli.command_line import command_first, command_hint, parse, refuse_blanks
 from mptrain.cli.commands import COMMANDS
 from mptrain.cli.messages import discard_output, outlive_reader, report, unwritable, wants_traceback, writing
-from mptrain.parallel.torchrun import refuse_torchrun, torchrun_rank
+from mptrain.parallel.torchrun import refuse_torchrun, tell_refusal, torchrun_rank
 from mptrain.system.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,
@@ -102,6 +102,7 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
     except MptrainError as error:
         if isinstance(error, Preempted):
             at_end()
+        tell_refusal(error)
         return report(error)
     except SystemExit as leaving:  # for example from code that a sweeper calls
         return EXIT_OK if leaving.code in (None, 0) else EXIT_CONFIG

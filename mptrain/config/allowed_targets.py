@@ -32,7 +32,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "logger": tuple(f"mptrain.logger.{name}" for name in _TRACKERS),
     "diagnostics": ("mptrain.probe.probe.*", "mptrain.probe.histograms.*"),
 }
-_NOT_OF_USERS = {pattern.partition(".")[0] for patterns in PACKAGES.values() for pattern in patterns}
+#: First names of these packages.
+NOT_OF_USERS = {pattern.partition(".")[0] for patterns in PACKAGES.values() for pattern in patterns}
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
@@ -82,7 +83,7 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
 
 def packages_of_users(allow: Sequence[str]) -> set[str]:
     """Return the first names of the packages that patterns allow beyond those of `PACKAGES`."""
-    return {pattern.partition(".")[0] for pattern in allow} - _NOT_OF_USERS
+    return {pattern.partition(".")[0] for pattern in allow} - NOT_OF_USERS
 
 
 def is_allowed(path: str, allow: Sequence[str]) -> bool:

@@ -18,7 +18,8 @@ from mptrain.config.yaml_files import read_yaml
 #: Keys and sections that may differ when a run is resumed.
 IGNORED = ("run", "log", "logger", "diagnostics", "checkpoint", "chosen", "extensions.sinks")
 
-_ABSENT = "(absent)"
+#: In place of the value of a key that a configuration does not have.
+ABSENT = "(absent)"
 
 
 def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
@@ -49,7 +50,7 @@ def _value(flat: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key; null if a section above it is null."""
     while key not in flat and "." in key:
         key = key.rpartition(".")[0]
-    return flat.get(key, _ABSENT)
+    return flat.get(key, ABSENT)
 
 
 def describe_change(key: str, before: Any, after: Any) -> str:

@@ -177,7 +177,7 @@ class Learner:
         """Return the learner's state for a checkpoint, without the weights themselves.
 
         ``scaler`` has device tensors by name, ``updates`` is int64 of shape (1,), ``average`` has averaged weights by
-        name and ``reduction`` plain values by name; the last two are empty without one.
+        name and ``reduction`` plain values by name; the last two are empty without one. ``order`` is that of gradients.
         """
         return {
             "optimizer": self.weights.updater.state_dict(),
@@ -185,6 +185,7 @@ class Learner:
             "updates": self.updates,
             "average": self.average.values() if self.average else {},
             "reduction": self.reduction.state_dict() if self.reduction else {},
+            "order": self.weights.gradients.order,
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
@@ -194,6 +195,8 @@ class Learner:
         self.scale_state, changed = self.scaler.resume(saved["scaler"], device)
         notes += changed
         self.updates = saved["updates"].to(device)
+        order = saved.get("order")  # None of an older mptrain
+        self.weights.gradients.order = order if order is None else [str(name) for name in order]
         if self.reduction is not None:
             self.reduction.load_state_dict(saved.get("reduction", {}))
         if self.average is not None and not saved["average"]:

@@ -143,7 +143,14 @@ class Gradients:
 
     Gradients of half-precision parameters are summed in FP32. If the rule updates a half-precision parameter in place,
     its gradients are summed in its own dtype.
+
+    Attributes:
+        order: Names of the parameters that had a gradient on all ranks in the first batch of the run, in the order in
+            which rank 0 had them; part of a checkpoint, so that a resumed run sums gradients in the same places. None
+            if it is not known.
     """
+
+    order: list[str] | None = None
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], masters: MasterWeights) -> None:
         self._names = tuple(names)

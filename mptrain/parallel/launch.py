@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator, DistributedCommunicator
 from mptrain.parallel.rank_errors import RankLost, describe_ended_rank, is_rank_loss
-from mptrain.parallel.torchrun import rendezvous, restarts, store_of_torchrun, torchrun_rank
+from mptrain.parallel.torchrun import ranks_store, rendezvous, torchrun_rank
 from mptrain.system.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
 from mptrain.system.machine import LOOPBACK, ends_with_parent, usable_cores
 
@@ -58,14 +58,12 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
     """
     torchrun = torchrun_rank()
     if torchrun is not None:
-        from torch.distributed import PrefixStore
-
         if options.procs not in (None, torchrun.count):
             raise ConfigError(
                 f"distributed.procs={options.procs}, but torchrun has started {torchrun.count} ranks",
                 "set distributed.procs=null: the option is for runs without torchrun",
             )
-        store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun(options.timeout))
+        store = ranks_store(options.timeout)
         rendezvous(store, torchrun.rank, torchrun.count, options.timeout)
         group = DistributedCommunicator(
             torchrun.rank,

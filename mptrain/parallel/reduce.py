@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from mptrain.system.torch_private import flatten_dense_tensors, foreach_copy_, unflatten_dense_tensors
+from mptrain.system.torch_private import (
+    fill_buckets_in_order,
+    flatten_dense_tensors,
+    foreach_copy_,
+    unflatten_dense_tensors,
+)
 
 if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator
@@ -50,9 +56,18 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def data_parallel(
-    module: nn.Module, comm: Any, sums: list[tuple[Tensor, Tensor]], *, wide: bool, find_unused: bool
+    module: nn.Module,
+    comm: Any,
+    sums: list[tuple[Tensor, Tensor]],
+    *,
+    wide: bool,
+    order: Sequence[nn.Parameter] | None,
 ) -> nn.Module:
     """Return a module in torch's DistributedDataParallel, with gradients summed instead of averaged.
+
+    A parameter has the same place in the same bucket in every step. From three ranks on, the place decides in which
+    order a library adds up the ranks, and so the last bits of the sum. By itself DistributedDataParallel fills other
+    buckets in a process's first step than later, so the first step after a resume would have other bits.
 
     Args:
         module: The module to differentiate; its forward is a whole pass with loss.
@@ -60,7 +75,8 @@ def data_parallel(
         sums: List to which each backward pass appends half-precision parameters with their FP32 sums, if ``wide``; the
             gradients in the parameters are rounded to half precision.
         wide: Whether to sum half-precision gradients in FP32.
-        find_unused: Whether parameters may have no gradient on a rank.
+        order: All trainable parameters in the order of the buckets, that in which they get their gradients; equal on
+            all ranks. None if a parameter may have no gradient on a rank: buckets then follow the modules.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -68,11 +84,11 @@ def data_parallel(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer torch versions rename `broadcast_buffers`
         wrapped = DistributedDataParallel(
-            module,
+            module if order is None else _InOrder(order, module),
             process_group=comm.group,
             broadcast_buffers=False,  # `mptrain.parallel.strategy` broadcasts them once in each step
             init_sync=False,  # all ranks have initialised or loaded equal weights, which is checked
-            find_unused_parameters=find_unused,
+            find_unused_parameters=order is None,
             gradient_as_bucket_view=True,
             bucket_cap_mb=BUCKET >> 20,
         )
@@ -94,4 +110,18 @@ def data_parallel(
         "return": torch.futures.Future[torch.Tensor],
     }
     wrapped.register_comm_hook(None, summed)
+    if order is not None:
+        fill_buckets_in_order(wrapped)
     return wrapped
+
+
+class _InOrder(nn.Module):
+    """A module whose parameters are found in another order: torch has no argument for it."""
+
+    def __init__(self, order: Sequence[nn.Parameter], module: nn.Module) -> None:
+        super().__init__()
+        self.order, self.module = nn.ParameterList(order), module
+
+    @override
+    def forward(self, *given: Any) -> Any:
+        return self.module(*given)

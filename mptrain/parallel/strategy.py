@@ -28,6 +28,8 @@ from mptrain.parallel.reduce import data_parallel, sum_over_ranks
 from mptrain.system.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from mptrain.numerics.measures import Measure
     from mptrain.optimizer.weights import AcrossMeasure, AcrossNorms, Weights
     from mptrain.workloads.base.batch import Batch
@@ -186,8 +188,8 @@ class DDPStrategy(_DistributedStrategy):
     def __init__(self, comm: Communicator, *, wide: bool, meeting: bool, find_unused: bool = False) -> None:
         super().__init__(comm, wide=wide, meeting=meeting)
         self._find_unused = find_unused
-        # By learner: whether all parameters had a gradient on all ranks in the first batch.
-        self._complete: dict[int, bool] = {}
+        self._order: dict[int, list[str]] = {}  # by learner: its parameters in the order of the rehearsal's gradients
+        self._hooks: list[RemovableHandle] = []
         self._wrapped: dict[int, nn.Module] = {}
         self._sums: list[tuple[Tensor, Tensor]] = []
 
@@ -196,15 +198,23 @@ class DDPStrategy(_DistributedStrategy):
 
         Call it while only the parameters of ``weights`` require gradients. The first batch, which is that of the
         rehearsal (a step without an update before training), does not use DistributedDataParallel; it shows whether any
-        gradient is missing.
+        gradient is missing, and in which order gradients come.
         """
         key = id(weights)
-        if not single_microbatch or key not in self._complete:
+        first = single_microbatch and key not in self._order
+        if first:
+            came = self._order[key] = []
+            self._hooks = [
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
+                for name, parameter in zip(weights.names, weights.params, strict=True)
+            ]
+        if first or not single_microbatch:
             return functools.partial(loss, model)
         if key not in self._wrapped:
-            find = self._find_unused or not self._complete[key]
-            root = LossModule(loss, model)
-            self._wrapped[key] = data_parallel(root, self.comm, self._sums, wide=self._wide, find_unused=find)
+            root, by_name = LossModule(loss, model), dict(zip(weights.names, weights.params, strict=True))
+            complete = not self._find_unused and self._complete(weights)
+            order = [by_name[name] for name in weights.gradients.order or () if name in by_name] if complete else None
+            self._wrapped[key] = data_parallel(root, self.comm, self._sums, wide=self._wide, order=order)
         self._sums.clear()
         return self._wrapped[key]
 
@@ -216,7 +226,7 @@ class DDPStrategy(_DistributedStrategy):
         missing = dict.fromkeys(weights.gradients.missing())
         key = id(weights)
         if single_microbatch and key in self._wrapped:
-            if missing and self._complete[key] and not self._find_unused:
+            if missing and self._complete(weights) and not self._find_unused:
                 raise ConfigError(
                     f"{next(iter(missing))} has no gradient in this batch,"
                     " but every parameter had one in the first batch",
@@ -227,11 +237,20 @@ class DDPStrategy(_DistributedStrategy):
             return
         there = self.comm.all_reduce_ints([name not in missing for name in weights.names])
         if single_microbatch:
-            self._complete[key] = set(there) == {self.comm.world_size}
+            for hook in self._hooks:
+                hook.remove()
+            order = self.comm.broadcast_object(self._order[key])
+            if weights.gradients.order is None:  # else the run's first batch was that of an earlier process
+                count = dict(zip(weights.names, there, strict=True))
+                weights.gradients.order = [name for name in order if count[name] == self.comm.world_size]
         weights.gradients.fill(
             [name for name, comm in zip(weights.names, there, strict=True) if comm and name in missing]
         )
         sum_over_ranks(list(weights.gradients.in_place().values()), self.comm, wide=self._wide)
+
+    def _complete(self, weights: Weights) -> bool:
+        """Return whether all parameters had a gradient on all ranks in the first batch of the run."""
+        return set(weights.names) <= set(weights.gradients.order or ())
 
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
         """Return the root mean square of each gradient norm over ranks, which all have the same summed gradients.

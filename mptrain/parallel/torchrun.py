@@ -5,14 +5,16 @@ Imported before torch, because the command line needs to know which rank prints.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mptrain.parallel.rank_errors import RankLost
-from mptrain.system.errors import EnvironmentRefused, UsageError
+from mptrain.parallel.rank_errors import RankLost, error_for_other_ranks, published_error
+from mptrain.system.errors import EnvironmentRefused, MptrainError, Preempted, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -156,15 +158,42 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
     return store
 
 
-#: Store keys: a rank has joined, and all ranks have joined, which rank 0 sets.
-_COME, _ALL = "come", "all"
+#: Store keys: a rank has joined, and all ranks have joined, which rank 0 sets; the error of a rank that does not join.
+_COME, _ALL, _REFUSAL = "come", "all", "refusal"
+
+
+def ranks_store(timeout: float) -> Store:
+    """Connect as `store_of_torchrun`, to the keys of the ranks that torchrun has now started."""
+    from torch.distributed import PrefixStore
+
+    return PrefixStore(f"ranks/{restarts()}", store_of_torchrun(timeout))
+
+
+def tell_refusal(error: MptrainError) -> None:
+    """Tell rank 0, which waits in `rendezvous`, why this rank of torchrun ends, and let it print that first.
+
+    torchrun ends all ranks as soon as one has ended, so rank 0 could say nothing, and other ranks print nothing. Does
+    nothing on rank 0, nor once all ranks have joined.
+    """
+    if isinstance(error, Preempted) or not agent_keeps_the_store():
+        return
+    with contextlib.suppress(RuntimeError, MptrainError):
+        begun = torchrun_rank()
+        if begun is None or begun.rank == 0:
+            return
+        store, said = ranks_store(_ANSWER), error_for_other_ranks(error, begun.rank)
+        deadline = time.monotonic() + _ANSWER
+        if not store.check([_ALL]):
+            store.set(_REFUSAL, json.dumps([type(said).__name__, str(said), said.hint, said.exit_code]))
+        while not store.check([_ALL]) and time.monotonic() < deadline:  # until torchrun ends this rank after rank 0
+            time.sleep(0.05)
 
 
 def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
     """Wait up to ``timeout`` seconds until all ranks have joined the run, handling signals meanwhile.
 
     A restart of the ranks needs another store, or another key prefix. Raise RankLost if the store is lost or a
-    rank is late.
+    rank is late, and the error of a rank that has ended (`tell_refusal`).
     """
     deadline, keys = time.monotonic() + timeout, [f"{_COME}/{one}" for one in range(count)]
     try:
@@ -172,6 +201,8 @@ def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
         while not store.check([_ALL]):
             if rank == 0 and store.check(keys):
                 store.set(_ALL, "")
+            elif rank == 0 and store.check([_REFUSAL]):
+                raise published_error(*json.loads(store.get(_REFUSAL)))
             elif time.monotonic() > deadline:
                 found = sum(store.check([key]) for key in keys)
                 raise RankLost(f"{found} of {count} ranks joined at {rendezvous_endpoint()} within {timeout:g} s")

@@ -21,6 +21,7 @@ from mptrain.precision.support import Support, require_support
 from mptrain.run.consistency import Change, changed_training_data, digests_of, trained_on
 from mptrain.run.describe import describe, group_members
 from mptrain.run.failure_report import explain_error, failure_status
+from mptrain.run.same_ranks import require_same_ranks
 from mptrain.run.tracking import track
 from mptrain.runlog import RecordWriter, RunDirectory, RunState, truncate_records, write_atomically, write_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
@@ -231,6 +232,7 @@ def follow(config: Config, comm: Communicator) -> Outcome:
     with comm.together():
         loaded = CheckpointStore(beginning.manifest.parent, 1).load(beginning.manifest) if beginning.manifest else None
         built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
+        require_same_ranks(config, comm)
     parts, options = built
     root = comm.broadcast_object(Path())
     try:

@@ -27,6 +27,7 @@ from mptrain.run.consistency import (
     require_undamaged_config,
     written_config,
 )
+from mptrain.run.same_ranks import require_same_ranks
 from mptrain.run.tracking import require_logger
 from mptrain.runlog import RunDirectory, RunState, find_run, read_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
@@ -53,6 +54,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
     check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
+        require_same_ranks(config, comm)
         if not comm.is_rank_zero:
             return follow(config, comm)
         return continue_run(directory, config, show, comm, said, written)
@@ -182,6 +184,7 @@ def continue_run(
         with comm.together():
             micro_batches = min_micro_batches(config, loaded)
             built = build(config, weights=loaded is None, comm=comm, micro_batches=micro_batches, dataset=dataset)
+            require_same_ranks(config, comm)
         return train_run(resumption.attempt(built, loaded, warnings), show)
 
 

@@ -13,6 +13,7 @@ from mptrain.parallel.torchrun import remember_run, run_before_restart
 from mptrain.precision.support import require_support
 from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, train_run
 from mptrain.run.resume import continue_run
+from mptrain.run.same_ranks import require_same_ranks
 from mptrain.run.tracking import require_logger
 from mptrain.runlog import RunDirectory, create_run, existing_run, open_run
 from mptrain.system.errors import EXIT_BUG, EXIT_PREEMPTED, ConfigError, MptrainError, StorageError
@@ -33,6 +34,7 @@ def launch(config: Config, show: Show, dataset: Dataset | None = None) -> Outcom
     """
     check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
+        require_same_ranks(config, comm)
         return _launch(config, show, comm, dataset) if comm.is_rank_zero else follow(config, comm)
 
 
@@ -57,6 +59,7 @@ def _launch(config: Config, show: Show, comm: Communicator, dataset: Dataset | N
     comm.broadcast_object(StartState())
     with comm.together():
         built = build(config, comm=comm, dataset=dataset)
+        require_same_ranks(config, comm)  # again: building has imported more code
     directory = create_run(root, label, name)
     remember_run(str(directory.root))
     with directory.lock():

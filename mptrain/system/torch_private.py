@@ -37,6 +37,7 @@ __all__ = [
     "current_backward",
     "disable_current_modes",
     "end_workers",
+    "fill_buckets_in_order",
     "flatten_dense_tensors",
     "foreach_add_",
     "foreach_clamp_max_",
@@ -283,6 +284,15 @@ def set_group_timeout(timeout: timedelta, group: Any) -> None:
 
     change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     change(timeout, group)
+
+
+def fill_buckets_in_order(module: nn.parallel.DistributedDataParallel) -> None:
+    """Fill the buckets of a module that has run no pass in the order of its parameters, once and for all.
+
+    By itself it fills them anew before its second pass, in the order in which gradients came in its first one.
+    """
+    module.reducer._push_all_rebuilt_params()
+    module.reducer._rebuild_buckets()
 
 
 def has_kernel(operator: str, dispatch_key: str) -> bool:

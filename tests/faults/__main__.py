@@ -53,7 +53,7 @@ def main():
     settings = [report.case.setting for report in reports]
     ranks, sharded = sum(one.ranks > 1 for one in settings), sum(one.sharded for one in settings)
     print(f"{len(reports)} cases with {len({one.number for one in settings})} configurations,", end=" ")
-    print(f"{ranks} with two ranks, {sharded} of them sharded, in {time.monotonic() - began:.0f} s")
+    print(f"{ranks} with several ranks, {sharded} of them sharded, in {time.monotonic() - began:.0f} s")
     return bool(failed)
 
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 #: How many processes a run may have.
-RANKS = (1, 2)
+RANKS = (1, 2, 3)
 
 #: So many configurations are drawn for a seed; each needs one undisturbed run.
 POOL = 14
@@ -158,7 +158,7 @@ def _setting(seed, number):
     seconds = chance.choice((0.0, 0.02, 0.05, 0.15, 1.0))
     words += [f"checkpoint.every_steps={every or 'null'}", f"checkpoint.async_save={str(async_save).lower()}"]
     words += [f"log.ring={chance.choice((1, 4, 32))}", f"log.seconds={seconds}"]
-    sharded = ranks > 1 and number % 3 == 0  # with every precision once
+    sharded = ranks > 1 and number % 5 in (1, 4)  # with every precision
     if ranks > 1:
         words += [f"distributed={'fsdp2' if sharded else 'ddp'}", f"distributed.procs={ranks}"]
     return Setting(number, tuple(words), pictures, min(interval, an_epoch), async_save, seconds, ranks, sharded)

@@ -9,11 +9,11 @@ import threading
 import time
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from mptrain.parallel.rank_errors import RankLost
-from mptrain.parallel.torchrun import rendezvous, store_of_torchrun
-from mptrain.system.errors import EnvironmentRefused
+from mptrain.parallel.torchrun import ranks_store, rendezvous, store_of_torchrun, tell_refusal
+from mptrain.system.errors import ConfigError, EnvironmentRefused, MptrainError
 
 
 @pytest.fixture
@@ -87,3 +87,25 @@ def test_all_who_come_go_on(port):
     for thread in threads:
         thread.join()
     assert met == [None] * 3
+
+
+def test_the_first_rank_tells_why_another_did_not_come(port, monkeypatch):
+    agent = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    error = ConfigError("optimizer.lr=-1: must be a number, at least 0", "write a number")
+    telling = threading.Thread(target=lambda: tell_refusal(error))
+    telling.start()
+    store = ranks_store(30)
+    try:
+        with pytest.raises(MptrainError, match=r"rank 1: optimizer\.lr=-1: must be a number, at least 0") as refused:
+            rendezvous(store, 0, 2, 30)
+        assert (refused.value.exit_code, refused.value.hint) == (2, "write a number")
+        assert telling.is_alive()  # until torchrun ends it
+    finally:
+        store.set("all", "")
+        telling.join(10)
+    assert not telling.is_alive()
+    began = time.monotonic()
+    tell_refusal(error)  # all have met: an error of the run, which the ranks exchange themselves
+    assert time.monotonic() - began < 5
+    del agent
