@@ -69,6 +69,7 @@ class WatchedLearner(Follower):
         self._stepped: Passes | None = None  # of an update that the scaler has made, and is not updated yet
         self._applied: Verdict | None = None  # look at the gradients that the optimizer was given
         self._applied_unscaled = self._same = True
+        self._changes = 0
         self._rates: Rates = ()
         self.passes = PassLog(self.optimizer, names, models, self)
         self.parameters_changed()
@@ -125,7 +126,13 @@ class WatchedLearner(Follower):
         if applied is not None:
             values = values._replace(lr=applied.grad_norm.to(one.dtype))
         rates = self._rates or (log.rates() if passes is None else passes.rates)
-        facts = Facts(rates, loss is not None and loss is not log.unknown, applied is not None)
+        facts = Facts(
+            rates,
+            loss is not None and loss is not log.unknown,
+            applied is not None,
+            set_by_loop=passes is None or not self._same,
+            changes=self._changes if self._same else 0,
+        )
         self._rates = ()
         histograms, self._histograms = self._histograms, None
         if histograms is not None:
@@ -223,7 +230,7 @@ class WatchedLearner(Follower):
     def _look_at_step(self, *, unscaled: bool) -> None:
         self.passes.refresh()
         self._applied, self._applied_unscaled = self.passes.look_at_step(), unscaled
-        self._same = self.passes.is_same()
+        self._same, self._changes = self.passes.is_same(), self.passes.changes()
 
     def _sample(self, step: int) -> None:
         if self._every and (step == 1 or step % self._every == 0):

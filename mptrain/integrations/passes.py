@@ -143,6 +143,10 @@ class PassLog:
         """Return whether the gradients are the tensors of the last look; their values may have changed."""
         return bool(self._seen) and all(one.grad is not None and one.grad is last() for one, last, _ in self._seen)
 
+    def changes(self) -> int:
+        """Return how often gradients were changed in place since the last look, as by clipping: once."""
+        return max((one.grad._version - seen for one, _, seen in self._seen if one.grad is not None), default=0)
+
     def look(self) -> Verdict | None:
         """Return a verdict on the gradients as they are now; None if there are none."""
         if self._check is None or all(one.grad is None for one in self.params):

@@ -139,7 +139,7 @@ class RunFiles:
         self._learners: dict[str, dict[str, Any]] = {}
         self._losses: dict[str, deque[float]] = {}
         self._error = getattr(sys, "last_value", None)  # of an earlier cell, in a notebook
-        self._stopped = ""
+        self._not_looked_at: list[str] = []
         self._evaluated = False
         self._steps = 0
 
@@ -169,7 +169,7 @@ class RunFiles:
         elif isinstance(record, HistogramRecord) and not self._precision:
             self._take_dtypes(record)
         elif isinstance(record, EventRecord) and record.kind == "not_looked_at":
-            self._stopped = f"not looked at: {record.fields['what']}"
+            self._not_looked_at.append(record.fields["what"])
         elif isinstance(record, EventRecord) and record.kind in ("abandoned", "abandoned_passes"):
             found = self._of(record.fields["learner"])
             if record.kind == "abandoned_passes":
@@ -231,7 +231,8 @@ class RunFiles:
         last = getattr(sys, "last_value", None)  # what ended the process, if nobody closed the watch
         error = sys.exc_info()[1] or (last if last is not self._error else None)
         if error is None:
-            self._state = self._state.end("done", self._stopped, 0, self._steps)
+            reason = f"not looked at: {'; '.join(self._not_looked_at)}" if self._not_looked_at else ""
+            self._state = self._state.end("done", reason, 0, self._steps)
         else:
             self._state = self._state.end("failed", f"{type(error).__name__}: {error}", 1, self._steps)
         self._directory.write_state(self._state)

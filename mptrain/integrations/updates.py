@@ -40,13 +40,16 @@ class Facts(NamedTuple):
     """Facts about an update that the host knows.
 
     ``rates`` are those of all groups. ``loss_known`` and ``applied_known``: its loss and its norm as applied are known.
-    ``abandoned``: passes that no update followed, and no update.
+    ``abandoned``: passes that no update followed, and no update. ``set_by_loop``: the gradients are not those of the
+    passes. ``changes``: how often they were changed in place between passes and update.
     """
 
     rates: Rates
     loss_known: bool = False
     applied_known: bool = False
     abandoned: bool = False
+    set_by_loop: bool = False
+    changes: int = 0
 
 
 class UpdateLog:
@@ -147,7 +150,8 @@ class _Log(LearnerLog):
         super().__init__(name, names, ring)
         self._facts, self._sharded = facts, sharded
         self._abandoned = 0
-        self._ratios, self._divided_by = (0.0, 0), 0.0  # norm of a pass by that of its update, and how often
+        self._ratios = (0.0, 0)  # norm of a pass by that of its update, and how often
+        self._said: set[str] = set()  # what was not looked at
         self._scale: tuple[int, float] | None = None  # of the next update, as the last one left it, and its step
         self._before: tuple[int, tuple[float, ...], bool] | None = None  # step, rates, and whether it was an update
         self._moves: deque[bool] = deque(maxlen=_JUDGED)  # whether the rates changed after an update
@@ -189,24 +193,44 @@ class _Log(LearnerLog):
         if facts.abandoned:
             self._take_abandoned(step, row, sink, loss_known=facts.loss_known)
             return
-        if facts.applied_known and row.loss_scale == 1 and not self._divided_by:
-            self._look_for_scale(step, row, sink)
+        if facts.set_by_loop and facts.applied_known:
+            self._say(
+                step,
+                "grad_norm of updates whose gradients the loop sets itself is that as applied, after clipping if there "
+                "is any",
+                sink,
+            )
+        elif facts.applied_known and row.loss_scale == 1:
+            self._look_for_scale(step, row, facts.changes, sink)
         applied = row.lr if facts.applied_known else None  # the rate has no place of its own on the device
         lr = rates[0] if rates else math.nan
         self.record(step, epoch, row._replace(lr=lr), sink, loss_known=facts.loss_known, applied_norm=applied)
 
-    def _look_for_scale(self, step: int, row: HostValues, sink: Sink) -> None:
-        """Say that the loop seems to scale its loss by hand: it divides gradients by one power of two each time."""
+    def _say(self, step: int, what: str, sink: Sink) -> bool:
+        """Say once what was not looked at; return whether it is said now."""
+        if what in self._said:
+            return False
+        self._said.add(what)
+        sink.take(EventRecord("not_looked_at", step, {"learner": self.name, "what": what}))
+        return True
+
+    def _look_for_scale(self, step: int, row: HostValues, changes: int, sink: Sink) -> None:
+        """Say that the loop seems to scale its loss by hand.
+
+        It divides gradients by one power of two each time, or changes them at least twice, which clipping does once.
+        """
         ratio = row.grad_norm / row.lr if row.lr else 0.0
         power = 2.0 ** round(math.log2(ratio)) if math.isfinite(ratio) and ratio >= _SCALES else 0.0
-        same = power > 0 and math.isclose(ratio, power, rel_tol=1e-3) and self._ratios[0] in (0.0, power)
-        self._ratios = (power, self._ratios[1] + 1) if same else (0.0, 0)
+        power = power if power and math.isclose(ratio, power, rel_tol=1e-3) else 0.0
+        last, alike = self._ratios
+        same = changes > 1 or (power > 0 and last in (0.0, power))
+        self._ratios = (power, alike + 1) if same else (0.0, 0)
         if self._ratios[1] == _ALIKE:
-            self._divided_by = power
-            what = f"the loop divides its gradients by {power:g} before the update; if that is a loss scale, "
-            what += "grad_norm and loss are multiplied by it: give mptrain.watch loss_scale="
-            sink.take(EventRecord("not_looked_at", step, {"learner": self.name, "what": what}))
-            warn(f"mptrain.watch: {what}")
+            how = f"divides its gradients by {power:g}" if power else "changes its gradients more than once"
+            what = f"the loop {how} between pass and update; if one of it is a loss scale, grad_norm and loss are "
+            what += "multiplied by that: give mptrain.watch loss_scale="
+            if self._say(step, what, sink):
+                warn(f"mptrain.watch: {what}")
 
     def _take_abandoned(self, step: int, row: HostValues, sink: Sink, *, loss_known: bool) -> None:
         """Say the first passes that no update followed, and all whose gradients were not finite; count the others."""
@@ -255,4 +279,4 @@ class _Log(LearnerLog):
         if self._abandoned > 1:
             sink.take(EventRecord("abandoned_passes", step, {"learner": self.name, "count": self._abandoned}))
         if not_looked_at:
-            sink.take(EventRecord("not_looked_at", step, {"learner": self.name, "what": not_looked_at}))
+            self._say(step, not_looked_at, sink)

@@ -334,7 +334,10 @@ def test_a_loop_that_scales_by_hand_tells_its_scale(as_tensor, tmp_path):
     assert [one.step for one in of_kind(seen, "abandoned")] == [3]
 
 
-def test_a_loop_that_scales_by_hand_and_does_not_tell_is_asked():
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_loop_that_scales_by_hand_and_does_not_tell_is_asked(clip):
+    how = "changes its gradients more than once" if clip else "divides its gradients by 256"
+
     def loop(model, seen, watched):
         own = torch.optim.SGD(model.parameters(), 0.1)
         with watching(seen, watched, model, own):
@@ -343,9 +346,11 @@ def test_a_loop_that_scales_by_hand_and_does_not_tell_is_asked():
                 (loss_of(model) * 256).backward()
                 for one in model.parameters():
                     one.grad.div_(256)
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
                 own.step()
 
-    with pytest.warns(UserWarning, match=r"divides its gradients by 256 .* give mptrain.watch loss_scale="):
+    with pytest.warns(UserWarning, match=f"{how} .* give mptrain.watch loss_scale="):
         seen, _ = both(loop)
     assert len(of_kind(seen, "not_looked_at")) == 1
 
