@@ -51,6 +51,7 @@ def take_snapshot(
         "model": model,
         "tied": tied,
         "carried": dict(carried) if carried is not None else parts.carried(),
+        "reshaped": sorted(parts.plan.guard.reshaped),
         "labels": parts.labels_digest,
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
         "accounts": {log.name: log.state_dict() for log in step_log.learner_logs},
@@ -83,6 +84,8 @@ def require_same_schema(saved: Mapping[str, Any]) -> None:
     for name in ("model", "carried"):
         if not all(isinstance(key, str) for key in saved[name]):
             raise _damaged(name)
+    if not isinstance(saved.get("reshaped", []), list):
+        raise _damaged("reshaped")
     if not all(isinstance(saved["model"].get(first), torch.Tensor) for first in map(str, saved["tied"].values())):
         raise _damaged("tied")
     for name, learner in saved["learners"].items():
@@ -157,7 +160,8 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
             "resume with the task that it was saved with",
         )
     require_same_labels(parts, saved)  # first, because another vocabulary changes shapes too
-    _require_same_tensors(parts.model.state_dict(), saved["model"])
+    _reshape(parts, saved)
+    _require_same_tensors(_fixed(parts), saved["model"])
     before, now = saved["batch_size"], parts.loaders["train"].batch_size
     if before != now:
         raise CheckpointError(
@@ -167,6 +171,24 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
     _require_same_tensors(
         parts.carried(), saved["carried"], "resume with the same carried state: dataset.stream may not change"
     )
+
+
+def _reshape(parts: Parts, saved: Mapping[str, Any]) -> None:
+    """Give buffers the shapes that training has given them, of those that it reshaped or made."""
+    tensors = {**saved["model"], **saved["carried"]}
+    there = {
+        str(name): tensors[name] for name in saved.get("reshaped", ()) if isinstance(tensors.get(name), torch.Tensor)
+    }
+    parts.plan.guard.reshape(there)
+
+
+def _fixed(parts: Parts) -> dict[str, Any]:
+    """Return a model's state, whose shapes are fixed, without shapes of buffers that its modules load themselves."""
+    own = parts.model.state_dict()
+    for path, module in parts.model.named_modules():
+        if not type(module)._load_from_state_dict.__module__.startswith("torch.nn."):
+            own.update({name: None for one in module._buffers if (name := f"{path}.{one}".strip(".")) in own})
+    return own
 
 
 def _require_same_tensors(
@@ -208,7 +230,8 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
     If the checkpoint has no averages, they start from the weights. Raises CheckpointError if the weights do not fit.
     """
     with _reading():
-        _require_same_tensors(parts.model.state_dict(), saved["model"])
+        _reshape(parts, saved)
+        _require_same_tensors(_fixed(parts), saved["model"])
         own = parts.model.state_dict(keep_vars=True)
         if parts.blank is None:
             own.update({name: _held(value, own[name]) for name, value in saved["model"].items()})

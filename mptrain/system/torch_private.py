@@ -51,11 +51,13 @@ __all__ = [
     "fused_adamw_",
     "fused_sgd_",
     "fused_step",
+    "has_gradient_hooks",
     "has_kernel",
     "has_native_half",
     "has_step_hooks",
     "has_stepped",
     "input_metadata",
+    "leaves",
     "local_shard",
     "loss_scale_of",
     "number_of_node",
@@ -204,6 +206,24 @@ def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None
         optimizer.step()
     finally:
         del fused.grad_scale, fused.found_inf
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Return whether functions are hooked to the gradient of a parameter."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def leaves(result: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors to which a backward pass from a result adds gradients."""
+    found, seen, left = [], set(), [result.grad_fn]
+    while left:
+        node: Any = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [one for one, _ in node.next_functions]
+            if type(node).__name__ == "AccumulateGrad":
+                found.append(node.variable)
+    return found
 
 
 def number_of_node(node: Any) -> int:
