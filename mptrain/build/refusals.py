@@ -93,7 +93,7 @@ def require_still_shared(pairs: list[tuple[str, nn.Parameter, str, nn.Parameter]
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    first, second = sorted(((int(each.storage_offset()), _last(each)) for each in (one, other)))
+    first, second = sorted((int(each.storage_offset()), _last(each)) for each in (one, other))
     return second[0] <= first[1] and not _places(one).isdisjoint(_places(other))
 
 

@@ -431,6 +431,7 @@ class _SavedAttributes:
 
     def __init__(self, owners: Mapping[str, object], known: Iterable[Tensor | None]) -> None:
         self.paths: dict[int, str] = {}
+        self._quiet: set[int] = set()  # mappings of modules, whose names belong to the guard
         self._held: list[tuple[str, Any, Any]] = []
         self._values: list[tuple[str, Callable[[], Any], Callable[[Any], object], Any]] = []
         seen: dict[int, Any] = {id(one): one for one in (*known, None)}
@@ -456,9 +457,9 @@ class _SavedAttributes:
                 left += [
                     (f"{path}.{name}".strip("."), value) for name, value in own.items() if name not in _OF_EVERY_MODULE
                 ]
-                left += [
-                    (path, own[name]) for name in ("_modules", "_buffers", "_parameters") if type(own.get(name)) is dict
-                ]
+                registered = [own[name] for name in _REGISTERED if type(own.get(name)) is dict]
+                self._quiet.update(map(id, registered))
+                left += [(path, one) for one in registered]
 
     def put_back(self) -> list[str]:
         """Restore everything, and return the paths of what was changed and may be read in a later pass."""
@@ -471,7 +472,8 @@ class _SavedAttributes:
                 same = len(now) == len(kept) and all(one is other for one, other in zip(now, kept, strict=True))
                 pairs = [] if same else [(path, kept, [*now])]
             if pairs:
-                found += [name for name, before, after in pairs if _is_state(before, after)]
+                if id(now) not in self._quiet:
+                    found += [name for name, before, after in pairs if _is_state(before, after)]
                 now.clear()
                 (now.extend if isinstance(now, (list, deque)) else now.update)(kept)
         for path, read, write, value in self._values:
@@ -487,6 +489,7 @@ class Thawed(ConfigError):
 
 #: Attributes that every module has, such as its parameters and hooks, and the most values of a container that are seen.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_REGISTERED = ("_modules", "_buffers", "_parameters")
 _MOST = 10_000
 _KNOWN_PACKAGES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "mptrain"})
 

@@ -117,6 +117,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     census = OperatorCensus(trail.module)
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
     missing, doubts = list[str](), list[str]()
+    known: dict[int, torch.Tensor] = {id(one): one for one in parts.model.parameters()}
     batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
     with (
         guard.unharmed(parts.task) as undone,
@@ -126,13 +127,13 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         for learner in parts.learners:
             learner.weights.gradients.zero_grad()
             random = random_state(parts.device)
-            with _explained(parts, trail), _gathered_unchanged(parts), _leaves_of(learner, parts) as leaves:
+            with _explained(parts, trail), _gathered_unchanged(parts), _leaves_of(learner, parts, known) as leaves:
                 try:
                     accumulate_gradients(learner, parts.model, batch, plan)
                 finally:
                     _require_dense(learner)
             _require_next_scale(learner)
-            _require_owners(learner, parts, batch, leaves, undone.paths)
+            _require_owners(learner, parts, batch, leaves, known, undone.paths)
             missing += learner.weights.gradients.missing()
             doubts += _doubts_of_hooks(learner, parts, batch, random)
             learner.weights.gradients.zero_grad()
@@ -157,13 +158,13 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
 
 
 @contextlib.contextmanager
-def _leaves_of(learner: Learner, parts: Parts) -> Iterator[dict[int, torch.Tensor]]:
-    """Find the tensors to which backward passes give gradients, by identity, and which are no parameters of the model.
+def _leaves_of(learner: Learner, parts: Parts, known: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor]]:
+    """Find the tensors to which backward passes give gradients, by identity, and which are not ``known``.
 
-    Tensors of the batch are left out. In a checkpoint of activations that is reentrant they cannot be seen.
+    Tensors of the batch are left out, and gathered parameters, which become known. Those that are read within a
+    reentrant checkpoint of activations cannot be seen.
     """
     objective, found = learner.objective, dict[int, torch.Tensor]()
-    known = {id(one): one for one in parts.model.parameters()}
 
     def loss_of(model: nn.Module, micro: Batch) -> torch.Tensor:
         loss = objective.loss(model, micro)
@@ -183,7 +184,12 @@ def _leaves_of(learner: Learner, parts: Parts) -> Iterator[dict[int, torch.Tenso
 
 
 def _require_owners(
-    learner: Learner, parts: Parts, batch: Batch, found: Mapping[int, torch.Tensor], paths: Mapping[int, str]
+    learner: Learner,
+    parts: Parts,
+    batch: Batch,
+    found: Mapping[int, torch.Tensor],
+    known: dict[int, torch.Tensor],
+    paths: Mapping[int, str],
 ) -> None:
     """Refuse tensors outside the model that get a gradient in every pass, and that nothing but a learner could train.
 
@@ -193,7 +199,7 @@ def _require_owners(
         return
     before = {key: leaf.detach().clone() for key, leaf in found.items()}
     micro = batch.clone().split(parts.plan.accumulate)[0]
-    with _leaves_of(learner, parts) as again, parts.plan.products.context, learner.only_trainable():
+    with _leaves_of(learner, parts, known) as again, parts.plan.products.context, learner.only_trainable():
         strategy = SingleProcessStrategy() if parts.blank is None else learner.strategy
         with parts.plan.autocast:
             strategy.loss_of(learner.loss, parts.model, learner.weights, single_microbatch=False)(micro)
