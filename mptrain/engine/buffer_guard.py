@@ -60,7 +60,7 @@ class _Scripted:
 
 
 class _Held(NamedTuple):
-    """What a model holds: its places, the guarded tensors, and sizes of the modules' mappings of buffers.
+    """Tensors of a model: its places, the guarded tensors, and sizes of the modules' mappings of buffers.
 
     ``memory`` has the guarded tensors, each flattened in its own memory or alone as it is, with a copy of their values.
     """
@@ -73,7 +73,7 @@ class _Held(NamedTuple):
 
 
 class Undone(NamedTuple):
-    """What `BufferGuard.unharmed` has undone.
+    """Changes that `BufferGuard.unharmed` has undone.
 
     Attributes:
         changed: Names of the parameters that were changed, and of the buffers in half precision that were written, even
@@ -477,7 +477,7 @@ class _SavedAttributes:
                 now.clear()
                 (now.extend if isinstance(now, (list, deque)) else now.update)(kept)
         for path, read, write, value in self._values:
-            if pickle.dumps(now := read()) != pickle.dumps(value):
+            if not _same(read(), value):
                 found += [path]
                 write(value)
         return [*dict.fromkeys(found)]
@@ -502,7 +502,8 @@ def _access(one: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | Non
     """Return functions that read and write the values of a tensor, an array, a generator or a TorchScript module."""
     if isinstance(one, Tensor):
         plain = one.layout == torch.strided and not one.is_inference() and not is_sharded(one)
-        return (one.detach, functools.partial(_overwrite, one)) if plain else None
+        whole = functools.partial(torch.clone, one.detach(), memory_format=torch.contiguous_format)
+        return (whole if _repeats(one) else one.detach, functools.partial(_overwrite, one)) if plain else None
     if isinstance(one, np.ndarray):
         return one.copy, functools.partial(np.copyto, one)
     if isinstance(one, np.random.Generator):
@@ -514,6 +515,12 @@ def _access(one: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | Non
     return None
 
 
+def _same(now: Any, before: Any) -> bool:
+    if isinstance(now, Tensor):
+        return _kind(now) == _kind(before) and bool(((now == before) | ((now != now) & (before != before))).all())
+    return pickle.dumps(now) == pickle.dumps(before)
+
+
 def _overwrite(tensor: Tensor, values: Tensor) -> None:
     if _kind(tensor) == _kind(values):
         tensor.detach().copy_(values)
@@ -522,7 +529,7 @@ def _overwrite(tensor: Tensor, values: Tensor) -> None:
 
 
 def _is_state(before: Any, after: Any) -> bool:
-    """Return whether an attribute's new value is one that later passes may go on with, not a result of this pass."""
+    """Return whether an attribute's new value is state for later passes, not a result of this pass."""
     if isinstance(after, Tensor):
         return not after.requires_grad
     if isinstance(after, (list, set, deque, dict)):
