@@ -234,7 +234,9 @@ class BufferGuard:
                 "to learn: what gets no gradient is not updated; or train in two runs, the second with "
                 "model.weights=RUN",
             )
-        other = any(len(tensors) != size for tensors, size in self._held.sizes)
+        other = False
+        for tensors, size in self._held.sizes:
+            other |= len(tensors) != size
         for place, tensors, name, tensor, guarded, address, shape in self._checks:
             if tensors.get(name) is not tensor or (
                 guarded and (tensor.data_ptr() != address or tensor.shape != shape)  # type: ignore[union-attr]
@@ -287,8 +289,7 @@ class BufferGuard:
         """
         self.settle()
         if self._before is not None:
-            if bool(skip == 1):
-                self._put_back(self._before)
+            self._restore_reshaped(self._before, skip)
             return
         skipped = skip == 1
         for rooms, saved in self._held.memory:
@@ -297,6 +298,10 @@ class BufferGuard:
             if len(rooms) > 1:
                 _fill(rooms, now)
         increment_version(self._held.guarded)  # a live autograd graph may have saved the old values
+
+    def _restore_reshaped(self, before: _Held, skip: Tensor) -> None:
+        if bool(skip == 1):
+            self._put_back(before)
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
