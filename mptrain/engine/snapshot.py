@@ -20,6 +20,7 @@ from mptrain.numerics.words import listed
 from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
 from mptrain.system.errors import CheckpointError, error_in_user_code, out_of_memory
 from mptrain.system.random_state import random_state, set_random_state
+from mptrain.system.torch_private import loads_itself
 
 if TYPE_CHECKING:
     from mptrain.engine.step_log import StepLog
@@ -186,7 +187,7 @@ def _fixed(parts: Parts) -> dict[str, Any]:
     """Return a model's state, whose shapes are fixed, without shapes of buffers that its modules load themselves."""
     own = parts.model.state_dict()
     for path, module in parts.model.named_modules():
-        if not type(module)._load_from_state_dict.__module__.startswith("torch.nn."):
+        if loads_itself(module):
             own.update({name: None for one in module._buffers if (name := f"{path}.{one}".strip(".")) in own})
     return own
 

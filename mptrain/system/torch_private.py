@@ -58,6 +58,7 @@ __all__ = [
     "has_stepped",
     "input_metadata",
     "leaves",
+    "loads_itself",
     "local_shard",
     "loss_scale_of",
     "number_of_node",
@@ -211,6 +212,11 @@ def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Return whether functions are hooked to the gradient of a parameter."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def loads_itself(module: nn.Module) -> bool:
+    """Return whether a module loads its tensors by code of its own, which may accept other shapes."""
+    return not type(module)._load_from_state_dict.__module__.startswith("torch.nn.")
 
 
 def leaves(result: torch.Tensor) -> list[torch.Tensor]:
