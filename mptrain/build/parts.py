@@ -13,15 +13,20 @@ from mptrain.build.parallelism import (
     apply_parallel_strategy,
     check_parallelism,
     device_of,
+    is_sharded_by,
     require_own_devices,
     warnings_about_parallelism,
 )
-from mptrain.build.refusals import refuse_hooks_in_compiled, refuse_single_samples
+from mptrain.build.refusals import (
+    refuse_hooks_in_compiled,
+    refuse_single_samples,
+    require_still_shared,
+    sharing_memory,
+)
 from mptrain.build.workload import (
     build_dataset,
     build_task,
     describe_statistics,
-    describe_task_weights,
     describe_untold,
 )
 from mptrain.config.schedules import schedule_notes
@@ -81,7 +86,9 @@ def build(
         dataset = dataset or build_dataset(config)
     task = build_task(config, dataset)
     drawn = draw_model(config, dataset, comm, load=weights)
+    shared = sharing_memory(drawn.model)
     network = place_model(config, drawn, device, comm)
+    require_still_shared(shared, sharded=is_sharded_by(config, comm.world_size))
     model = network.model
     loaders = build_loaders(config, dataset, device, comm)
     objectives, steps_per_epoch = task.objectives(), loaders["train"].steps_per_epoch
@@ -122,7 +129,6 @@ def build(
             *getattr(dataset, "warnings", ()),
             *warnings_about_parallelism(config, comm.world_size),
             *describe_untold(config.model, dataset),
-            *describe_task_weights(task, model),
             *(describe_statistics(model, dataset) if config.weights is None else ()),
             *filter(None, (untried(device), network.clamped if weights else "")),  # a checkpoint replaces them
         ),

@@ -13,7 +13,7 @@ from mptrain.config.value_checks import first_line
 from mptrain.engine.evaluate import gather_model
 from mptrain.engine.parts import Parts
 from mptrain.system.errors import ConfigError, Problem
-from mptrain.system.torch_private import BatchNorm
+from mptrain.system.torch_private import BatchNorm, storage_key
 
 
 def refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:
@@ -67,6 +67,43 @@ def refuse_single_samples(config: Config, parts: Parts, *, trains: bool) -> None
                 f"{name}, and BatchNorm cannot normalise one value per channel ({error})",
                 "choose a batch size that divides differently, or accumulate less",
             ) from error
+
+
+def sharing_memory(model: nn.Module) -> list[tuple[str, nn.Parameter, str, nn.Parameter]]:
+    """Return the pairs of parameters, with their names, that are different objects and have elements in common."""
+    pairs = []
+    held: dict[int, list[tuple[str, nn.Parameter]]] = {}
+    for name, one in model.named_parameters():
+        others = held.setdefault(storage_key(one.untyped_storage()), [])
+        pairs += [(first, other, name, one) for first, other in others if _overlap(one, other)]
+        others.append((name, one))
+    return pairs
+
+
+def require_still_shared(pairs: list[tuple[str, nn.Parameter, str, nn.Parameter]], *, sharded: bool) -> None:
+    """Refuse pairs of `sharing_memory` that a cast, a device or shards have given memory of their own."""
+    for first, other, name, one in pairs:
+        keys = {storage_key(parameter.untyped_storage()) for parameter in (other, one)}
+        if sharded or len(keys) > 1:
+            raise ConfigError(
+                f"the parameters {first} and {name} share memory without being the same parameter, and training here "
+                "gives each its own",
+                "assign the same nn.Parameter to both, or train in one process on a CPU with FP32 parameters",
+            )
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    first, second = sorted((int(each.storage_offset()), _last(each)) for each in (one, other))
+    return second[0] <= first[1] and not _places(one).isdisjoint(_places(other))
+
+
+def _last(tensor: torch.Tensor) -> int:
+    return int(tensor.storage_offset()) + sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _places(tensor: torch.Tensor) -> set[int]:
+    every = torch.arange(_last(tensor) + 1)
+    return {*every.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).flatten().tolist()}
 
 
 def require_copies(config: Config, model: nn.Module, *, sharded: bool) -> None:

@@ -107,20 +107,6 @@ def build_task(config: Config, dataset: Dataset) -> Task:
     return task
 
 
-def describe_task_weights(task: Task, model: nn.Module) -> tuple[str, ...]:
-    """Return a warning if a task holds parameters of its own, which no learner trains: a temperature, loss weights."""
-    own = {
-        name: one
-        for name, one in getattr(task, "__dict__", {}).items()
-        if isinstance(one, nn.Parameter) and one.requires_grad
-    }
-    of_model = {id(one) for one in model.parameters()}
-    names = [name for name, one in own.items() if id(one) not in of_model]
-    return (
-        (f"the task's parameters are not trained: {', '.join(names)}; make them a part of the model",) if names else ()
-    )
-
-
 def require_facts(config: Config, group: str, target: Target, dataset: Dataset) -> None:
     """Check that the data set provides every fact, such as ``num_classes``, that a ``model`` or ``task`` requires.
 

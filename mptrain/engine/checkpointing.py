@@ -107,8 +107,9 @@ class CarriedBuffers:
         if not self._base:
             return buffers
         changes: dict[str, Tensor] = {}
+        own = self._parts.plan.guard.reshaped  # of another shape on each rank, perhaps: rank 0's are saved
         for name, buffer in buffers.items():
-            if not torch.equal(buffer, self._base[name]):
+            if name not in own and not torch.equal(buffer, self._base[name]):
                 changes[name] = buffer.cpu()
         base = {name: buffer.cpu() for name, buffer in self._base.items()}
         merged = {name: buffer.clone() for name, buffer in base.items()}
@@ -116,6 +117,6 @@ class CarriedBuffers:
             for name, buffer in theirs.items():
                 merged[name] = torch.where(buffer != base[name], buffer, merged[name])
         for name, buffer in buffers.items():
-            buffer.copy_(merged[name])
+            buffer.copy_(buffer if name in own else merged[name])
         self.begin()
         return buffers

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.batch_sync import BatchSync, DistributedBatchSync, SyncedBatch
+from mptrain.engine.buffer_guard import Thawed
 from mptrain.engine.checkpointing import Checkpointing
 from mptrain.engine.failure_diagnosis import require_success
 from mptrain.engine.fingerprints import data_order
@@ -169,7 +170,7 @@ class Loop:
             order = data_order(loader, progress.epoch, first)
             self.telemetry.expect(EventRecord("data_order", progress.step, order))
         if not self._rehearsed:
-            rehearse_run(self.parts, self.options, self.telemetry, self.parts.prepare(batch), self.planned)
+            rehearse_run(self.parts, self.options, self.telemetry, batch, self.planned)
             self._rehearsed = True
 
     def attempt(self, batch: Batch) -> None:
@@ -221,3 +222,5 @@ class Loop:
             telemetry.step_log.flush()
         if lost:
             self._termination.by_lost_rank(error, within_step=self._within_step)
+        if isinstance(error, Thawed) and self._within_step and comm.world_size == 1:
+            self._termination.by_thawed(error)

@@ -15,18 +15,21 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from mptrain.engine.step import accumulate_gradients
+from mptrain.engine.termination import SAME_MODULES
 from mptrain.numerics.overflow_check import judge
 from mptrain.numerics.shards import is_sharded, part, part_for
 from mptrain.numerics.words import listed
+from mptrain.parallel.strategy import SingleProcessStrategy
+from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.scaler.base import with_scale
 from mptrain.system.device import capabilities, widest
 from mptrain.system.errors import ConfigError, EnvironmentRefused, FirstBatchError, kernel_refusal, out_of_memory
-from mptrain.system.random_state import other_random_numbers
+from mptrain.system.random_state import other_random_numbers, random_state, set_random_state
 from mptrain.system.records import EventRecord
-from mptrain.system.torch_private import disable_current_modes, storage_key
+from mptrain.system.torch_private import disable_current_modes, has_gradient_hooks, leaves, storage_key
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts
@@ -50,22 +53,26 @@ class Rehearsal:
 
     Attributes:
         untrained: Names of the parameters that will not be trained, by reason: ``frozen``, ``no_learner``,
-            ``no_gradient``; and, as ``unguarded``, of the buffers that a skipped step cannot restore.
+            ``no_gradient``.
         operators: Result of `OperatorCensus.table`; those in ``in_half`` ran with half-precision tensors.
         changed: Names of parameters that passes change, and of buffers in half precision that they write, on any rank.
+        doubts: Warnings about what the passes do and training cannot follow, one sentence each.
     """
 
     untrained: dict[str, list[str]]
     operators: dict[str, list[dict[str, Any]]]
     in_half: frozenset[Any]
     changed: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
     """Rehearse a run's first step without an update: record its operators, and warn of deviations from the options.
 
-    Afterwards the model is compiled, if that was requested. Raises as `rehearse`.
+    ``batch`` is this rank's part of the first batch as it was loaded. Afterwards the model is compiled, if that was
+    requested. Raises as `rehearse`.
     """
+    raw, batch = batch, parts.prepare(batch)
     found = rehearse(parts, batch)
     parts.plan.products.leave_out_idle(parts.model, found.in_half)
     telemetry.sink.take(EventRecord("operators", telemetry.step, found.operators))
@@ -73,6 +80,12 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.sink.take(EventRecord("untrained", telemetry.step, found.untrained))
     for sentence in (*warnings_about(found.untrained), *parts.fault.check(batch, planned)):
         telemetry.warn(sentence)
+    for sentence in (*found.doubts, *rounded_numbers(raw, batch)):
+        telemetry.warn(sentence)
+    if parts.blank is not None and found.untrained["no_gradient"]:
+        telemetry.warn(
+            f"parameters without a gradient may belong to layers that are left out at random: {SAME_MODULES}"
+        )
     trained = {
         name
         for learner in parts.learners
@@ -103,35 +116,154 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     trail, guard = ModuleTrail(check_finite=False), parts.plan.guard
     census = OperatorCensus(trail.module)
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
-    missing: list[str] = []
+    missing, doubts = list[str](), list[str]()
+    known: dict[int, torch.Tensor] = {id(one): one for one in parts.model.parameters()}
     batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
     with (
-        guard.unharmed(parts.task) as (changed, unguarded),
+        guard.unharmed(parts.task) as undone,
         other_random_numbers(parts.device),
         trail.followed(parts.model),
     ):
         for learner in parts.learners:
             learner.weights.gradients.zero_grad()
-            with _explained(parts, trail), _gathered_unchanged(parts):
+            random = random_state(parts.device)
+            with _explained(parts, trail), _gathered_unchanged(parts), _leaves_of(learner, parts, known) as leaves:
                 try:
                     accumulate_gradients(learner, parts.model, batch, plan)
                 finally:
                     _require_dense(learner)
             _require_next_scale(learner)
+            _require_owners(learner, parts, batch, leaves, known, undone.paths)
             missing += learner.weights.gradients.missing()
+            doubts += _doubts_of_hooks(learner, parts, batch, random)
             learner.weights.gradients.zero_grad()
         _require_same_everywhere(parts, missing)
-    found = _changed_tensors(parts, changed, census)
+    found = _changed_tensors(parts, undone.changed, census)
+    if undone.private:
+        doubts.append(
+            f"training changes {listed(undone.private)} outside of buffers: no checkpoint holds this, and a skipped "
+            "step does not restore it (register_buffer makes a buffer of a tensor)"
+        )
     guard.follow(found)
     model = parts.model if parts.blank is None else parts.blank  # has the dtypes of a forward pass
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
     return Rehearsal(
-        {**untrained_parameters(parts), "no_gradient": missing, "unguarded": unguarded},
+        {**untrained_parameters(parts), "no_gradient": missing},
         census.table(),
         frozenset(census.in_half),
         tuple(found),
+        tuple(doubts),
     )
+
+
+@contextlib.contextmanager
+def _leaves_of(learner: Learner, parts: Parts, known: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor]]:
+    """Find the tensors to which backward passes give gradients, by identity, and which are not ``known``.
+
+    Tensors of the batch are left out, and gathered parameters, which become known. Those that are read within a
+    reentrant checkpoint of activations cannot be seen.
+    """
+    objective, found = learner.objective, dict[int, torch.Tensor]()
+
+    def loss_of(model: nn.Module, micro: Batch) -> torch.Tensor:
+        loss = objective.loss(model, micro)
+        given = {*known, *map(id, micro.tensors().values())}
+        found.update({id(leaf): leaf for leaf in leaves(loss) if id(leaf) not in given})
+        return loss
+
+    def gather(module: nn.Module, given: Any, result: Any) -> None:
+        known.update({id(one): one for one in module.parameters()})
+
+    learner.objective = replace(objective, loss=loss_of)
+    try:
+        with register_module_forward_hook(gather) if parts.blank is not None else contextlib.nullcontext():
+            yield found
+    finally:
+        learner.objective = objective
+
+
+def _require_owners(
+    learner: Learner,
+    parts: Parts,
+    batch: Batch,
+    found: Mapping[int, torch.Tensor],
+    known: dict[int, torch.Tensor],
+    paths: Mapping[int, str],
+) -> None:
+    """Refuse tensors outside the model that get a gradient in every pass, and that nothing but a learner could train.
+
+    Those that a pass makes, and those that their own code changes, are no parameters.
+    """
+    if not any(parts.comm.all_gather_object(bool(found))):
+        return
+    before = {key: leaf.detach().clone() for key, leaf in found.items()}
+    micro = batch.clone().split(parts.plan.accumulate)[0]
+    with _leaves_of(learner, parts, known) as again, parts.plan.products.context, learner.only_trainable():
+        strategy = SingleProcessStrategy() if parts.blank is None else learner.strategy
+        with parts.plan.autocast:
+            strategy.loss_of(learner.loss, parts.model, learner.weights, single_microbatch=False)(micro)
+    for leaf in found.values():
+        leaf.grad = None
+    if untrained := [
+        paths.get(key, f"a tensor of shape {tuple(leaf.shape)}")
+        for key, leaf in found.items()
+        if key in again and torch.equal(leaf, before[key])
+    ]:
+        raise ConfigError(
+            f"{listed(untrained)} {'gets' if len(untrained) == 1 else 'get'} a gradient and would never be trained: "
+            "the model does not register it, so that no learner has it",
+            "make it a part of the model: an attribute that is an nn.Parameter or a module (nn.ParameterList or "
+            "nn.ModuleList for several), which the task's loss can read; or call requires_grad_(False) if it is to "
+            "stay as it is",
+        )
+
+
+def _doubts_of_hooks(learner: Learner, parts: Parts, batch: Batch, random: dict[str, Any]) -> list[str]:
+    """Return a warning if hooks of parameters do not scale with the loss, as a clamp of gradients does not.
+
+    ``random`` is the random state before the pass whose gradients the learner has. One rank alone looks.
+    """
+    names = [
+        name for name, one in zip(learner.weights.names, learner.weights.params, strict=True) if has_gradient_hooks(one)
+    ]
+    if not names or learner.scaler.is_identity or parts.comm.world_size > 1:
+        return []
+    full, state = learner.weights.gradients.by_name(), learner.scale_state
+    full = {name: full[name].double().norm() for name in names if name in full}
+    learner.weights.gradients.zero_grad()
+    learner.scale_state = {**state, "scale": state["scale"] / 2}
+    try:
+        set_random_state(random, parts.device)
+        accumulate_gradients(learner, parts.model, batch.clone(), parts.plan)
+        half = learner.weights.gradients.by_name()
+    finally:
+        learner.scale_state = state
+    odd = [
+        name
+        for name, norm in full.items()
+        if name in half and not torch.isclose(norm, 2 * half[name].double().norm(), rtol=0.1) and norm.isfinite()
+    ]
+    return [
+        f"gradients of {listed(odd)} do not grow with the loss scale: a hook of the parameter clamps or adds to scaled "
+        "gradients (mptrain doctor measures the error; optimizer.clip_norm clips after unscaling)"
+    ] * bool(odd)
+
+
+def rounded_numbers(raw: Batch, batch: Batch) -> list[str]:
+    """Return a warning if the cast of a batch changes columns of whole numbers, which may be numbers of categories."""
+    wide, half = raw.inputs, batch.inputs.cpu()
+    if wide.dtype != torch.float32 or half.dtype.itemsize != 2 or wide.ndim not in (2, 3) or wide.shape != half.shape:
+        return []
+    rows, cast = wide.flatten(0, -2), half.float().flatten(0, -2)
+    if not torch.equal(wide.to(half.dtype), half):  # the data set prepares them otherwise
+        return []
+    columns = ((rows == rows.round()).all(0) & (rows != cast).any(0)).nonzero().flatten().tolist()
+    return [
+        f"the cast of the inputs to {half.dtype} changes whole numbers in column {listed([*map(str, columns)])}: "
+        "numbers of categories become others (give them to the model as integers, or choose a precision whose "
+        "parameters are FP32, such as amp_dynamic; mptrain doctor measures the error)"
+    ] * bool(columns)
 
 
 def _require_next_scale(learner: Learner) -> None:
@@ -300,6 +432,7 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
                 f"{type(error).__name__}: {first_line}",
                 "choose a model and a task for the same kind of data: the option of a model chooses its own; "
                 "--traceback shows where it failed"
+                + _rounding_of_indices(parts, error)
                 + ("; if precision=fp32 works, mptrain diagnose names the operator" if parts.policy.half else ""),
             ) from error
         module = trail.raised_in[0] if trail.raised_in else ""
@@ -313,10 +446,19 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
         ) from error
 
 
+def _rounding_of_indices(parts: Parts, error: Exception) -> str:
+    dtype = input_dtype(parts.policy)
+    if not isinstance(error, IndexError) or dtype.itemsize != 2:
+        return ""
+    return (
+        f"; inputs that are no integers are cast to {dtype}, which rounds whole numbers above "
+        f"{2 / torch.finfo(dtype).eps:.0f}: an index may be another one"
+    )
+
+
 _WARNED = (
     ("no_gradient", "parameters get no gradient in a first pass, and are not trained while they get none"),
     ("no_learner", "parameters belong to no learner and are not trained"),
-    ("unguarded", "buffers become tensors that a skipped step cannot restore: of another shape or dtype, or shared"),
 )
 
 

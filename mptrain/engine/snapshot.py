@@ -21,6 +21,7 @@ from mptrain.numerics.words import listed
 from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
 from mptrain.system.errors import CheckpointError, error_in_user_code, out_of_memory
 from mptrain.system.random_state import random_state, set_random_state
+from mptrain.system.torch_private import loads_itself
 
 if TYPE_CHECKING:
     from mptrain.engine.step_log import StepLog
@@ -52,6 +53,7 @@ def take_snapshot(
         "model": model,
         "tied": tied,
         "carried": dict(carried) if carried is not None else parts.carried(),
+        "reshaped": sorted(parts.plan.guard.reshaped),
         "labels": parts.labels_digest,
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
         "accounts": {log.name: log.state_dict() for log in step_log.learner_logs},
@@ -84,6 +86,8 @@ def require_same_schema(saved: Mapping[str, Any]) -> None:
     for name in ("model", "carried"):
         if not all(isinstance(key, str) for key in saved[name]):
             raise _damaged(name)
+    if not isinstance(saved.get("reshaped", []), list):
+        raise _damaged("reshaped")
     if not all(isinstance(saved["model"].get(first), torch.Tensor) for first in map(str, saved["tied"].values())):
         raise _damaged("tied")
     for name, learner in saved["learners"].items():
@@ -158,7 +162,8 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
             "resume with the task that it was saved with",
         )
     require_same_labels(parts, saved)  # first, because another vocabulary changes shapes too
-    _require_same_tensors(parts.model.state_dict(), saved["model"])
+    _reshape(parts, saved)
+    _require_same_tensors(_fixed(parts), saved["model"])
     before, now = saved["batch_size"], parts.loaders["train"].batch_size
     if before != now:
         raise CheckpointError(
@@ -168,6 +173,24 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
     _require_same_tensors(
         parts.carried(), saved["carried"], "resume with the same carried state: dataset.stream may not change"
     )
+
+
+def _reshape(parts: Parts, saved: Mapping[str, Any]) -> None:
+    """Give buffers the shapes that training has given them, of those that it reshaped or made."""
+    tensors = {**saved["model"], **saved["carried"]}
+    there = {
+        str(name): tensors[name] for name in saved.get("reshaped", ()) if isinstance(tensors.get(name), torch.Tensor)
+    }
+    parts.plan.guard.reshape(there)
+
+
+def _fixed(parts: Parts) -> dict[str, Any]:
+    """Return a model's state, whose shapes are fixed, without shapes of buffers that its modules load themselves."""
+    own = parts.model.state_dict()
+    for path, module in parts.model.named_modules():
+        if loads_itself(module):
+            own.update({name: None for one in module._buffers if (name := f"{path}.{one}".strip(".")) in own})
+    return own
 
 
 def _require_same_tensors(
@@ -209,7 +232,8 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
     If the checkpoint has no averages, they start from the weights. Raises CheckpointError if the weights do not fit.
     """
     with _reading():
-        _require_same_tensors(parts.model.state_dict(), saved["model"])
+        _reshape(parts, saved)
+        _require_same_tensors(_fixed(parts), saved["model"])
         own = parts.model.state_dict(keep_vars=True)
         if parts.blank is None:
             own.update({name: _held(value, own[name]) for name, value in saved["model"].items()})

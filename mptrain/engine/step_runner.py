@@ -26,7 +26,7 @@ class StepRunner:
 
     def __init__(self, parts: Parts, rings: Sequence[Ring], capture: Capture | None = None) -> None:
         self._parts, self._rings = parts, tuple(rings)
-        self.notes = parts.plan.guard.notes
+        self.notes: list[str] = []
         self._graphs = None if capture is None else StepGraphs(parts, capture, self.notes)
 
     def run(self, batch: Batch, watches: Sequence[Watch | None], *, as_usual: bool = True) -> None:

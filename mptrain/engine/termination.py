@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from mptrain.engine.buffer_guard import Thawed
 from mptrain.engine.failure_diagnosis import diagnose_overflows, is_finite
 from mptrain.parallel.rank_errors import RankLost
 from mptrain.system.errors import EXIT_PREEMPTED, NumericsError, Preempted
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from mptrain.engine.telemetry import Telemetry
     from mptrain.runlog.run_paths import RunPaths
     from mptrain.workloads.base.batch import Batch
+
+#: What distributed=fsdp2 needs, and a cause of ranks that end without a word.
+SAME_MODULES = (
+    "distributed=fsdp2 needs all ranks to run the same modules in every pass, so draw what is left out alike on all "
+    "ranks, or choose distributed=ddp"
+)
 
 
 class Termination:
@@ -69,11 +76,18 @@ class Termination:
             raise why from error
         raise Preempted(
             f"{comm.who_ended()}; {self._saved() if saved else 'not saved; resuming starts from the last checkpoint'}",
-            f"continue with: mptrain resume {self._paths.root}",
+            f"continue with: mptrain resume {self._paths.root}"
+            + (f"; if it ends again: {SAME_MODULES}" if self._parts.blank is not None else ""),
             EXIT_PREEMPTED,
             saved=saved,
             asked=False,
         ) from error
+
+    def by_thawed(self, error: Thawed) -> NoReturn:
+        """Save the run as it was before the step in which a frozen parameter began to learn, then raise the error."""
+        self._parts.plan.guard.restore(torch.ones(1, device=self._parts.device))
+        self._checkpointing.save(wait=True)
+        raise Thawed(f"{error}; {self._saved()}", error.hint) from error
 
     def by_overflows(self, log: LearnerLog, batch: Batch, given: Batch, random: Mapping[str, Any]) -> NoReturn:
         """Diagnose a run whose gradients overflow in every step, save its last batch, and its weights if finite.

@@ -130,7 +130,7 @@ class WatchedLearner(Follower):
             rates,
             loss is not None and loss is not log.unknown,
             applied is not None,
-            set_by_loop=passes is None or not self._same,
+            set_by_loop=(passes is None or not self._same) and not log.not_looked_at,
             changes=self._changes if self._same else 0,
         )
         self._rates = ()

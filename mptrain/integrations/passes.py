@@ -244,7 +244,10 @@ class PassLog:
     def _accumulated(self, parameter: nn.Parameter) -> None:
         if in_compiled_autograd():  # it has no end of a pass to call at; the look at the step remains
             if not self.not_looked_at:
-                self.not_looked_at = "compiled autograd: backward passes that no update follows are not looked at"
+                self.not_looked_at = (
+                    "compiled autograd: gradients are looked at when the optimizer steps, after clipping, and backward "
+                    "passes that no update follows are not"
+                )
                 warn(f"mptrain.watch: {self.not_looked_at}")
             return
         number = current_backward()

@@ -159,20 +159,14 @@ class _Log(LearnerLog):
 
     def go_on_after(self, other: _Log) -> None:
         """Continue the counts of the log of the same optimizer with other parameters."""
-        for name in (
-            "updates",
-            "skipped",
-            "history",
-            "last",
-            "_abandoned",
-            "_scale",
-            "_before",
-            "_moves",
-            "_moved",
-            "_ratios",
-            "_divided_by",
-        ):
-            setattr(self, name, getattr(other, name))
+        self.updates, self.skipped, self.history, self.last = other.updates, other.skipped, other.history, other.last
+        self._abandoned, self._scale, self._ratios, self._said = (
+            other._abandoned,
+            other._scale,
+            other._ratios,
+            other._said,
+        )
+        self._before, self._moves, self._moved = other._before, other._moves, other._moved
 
     @override
     def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:

@@ -26,6 +26,7 @@ from typing_extensions import override
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.parallel.reduce import data_parallel, sum_over_ranks
 from mptrain.system.errors import ConfigError
+from mptrain.system.torch_private import foreach_copy_
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -175,7 +176,11 @@ class _DistributedStrategy(ABC):
         return torch.where(norms < 0, norms, sums.sqrt())
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
-        self.comm.broadcast_([buffer.view(torch.uint8) for buffer in buffers])  # as bytes: works for any dtype
+        pieces = [buffer.view(torch.uint8) for buffer in buffers]  # as bytes: works for any dtype
+        if pieces:
+            whole = torch.cat(pieces)
+            self.comm.broadcast_([whole])
+            foreach_copy_(pieces, whole.split([len(piece) for piece in pieces]))
 
 
 class DDPStrategy(_DistributedStrategy):

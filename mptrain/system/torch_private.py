@@ -54,6 +54,7 @@ __all__ = [
     "fused_adamw_",
     "fused_sgd_",
     "fused_step",
+    "has_gradient_hooks",
     "has_kernel",
     "has_native_half",
     "has_step_hooks",
@@ -61,6 +62,8 @@ __all__ = [
     "in_compiled_autograd",
     "input_metadata",
     "is_unscaled",
+    "leaves",
+    "loads_itself",
     "local_shard",
     "loss_scale_of",
     "number_of_node",
@@ -233,6 +236,29 @@ def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None
         optimizer.step()
     finally:
         del fused.grad_scale, fused.found_inf
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Return whether functions are hooked to the gradient of a parameter."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def loads_itself(module: nn.Module) -> bool:
+    """Return whether a module loads its tensors by code of its own, which may accept other shapes."""
+    return not type(module)._load_from_state_dict.__module__.startswith("torch.nn.")
+
+
+def leaves(result: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors to which a backward pass from a result adds gradients."""
+    found, seen, left = [], set(), [result.grad_fn]
+    while left:
+        node: Any = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [one for one, _ in node.next_functions]
+            if type(node).__name__ == "AccumulateGrad":
+                found.append(node.variable)
+    return found
 
 
 def number_of_node(node: Any) -> int:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import sys
-import types
 import warnings
 
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 
 from mptrain.build.learners import _parameters, build_learners
 from mptrain.build.refusals import require_copies
-from mptrain.build.workload import describe_task_weights
 from mptrain.config.compose import compose
 from mptrain.precision.apply import autocast, set_matmul_precision
 from mptrain.precision.upcast import products
@@ -132,16 +130,6 @@ def test_two_objectives_of_one_learner_are_refused():
     objectives = [Objective("a", (name,), None) for name in ("one", "two")]
     with pytest.raises(ConfigError, match="two objectives of the learner a"):
         build_learners(compose([]), (*objectives,), Pair(tied=False), {}, 10)
-
-
-def test_parameters_of_a_task_are_warned_of():
-    model, task = Pair(tied=False), types.SimpleNamespace(rate=0.1)
-    assert describe_task_weights(task, model) == ()
-    task.temperature, task.fixed = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()), requires_grad=False)
-    task.shared = model.one.weight
-    assert describe_task_weights(task, model) == (
-        "the task's parameters are not trained: temperature; make them a part of the model",
-    )
 
 
 def test_parameters_of_no_learner_get_no_gradient():

@@ -207,7 +207,7 @@ def test_trap_14_parameters_that_are_not_trained_are_named(tmp_path):
     model.register_parameter("fixed", nn.Parameter(torch.ones(2), requires_grad=False))
     loop.run()
     (untrained,) = [event for event in kept.of(EventRecord) if event.kind == "untrained"]
-    assert untrained.fields == {"frozen": ["fixed"], "no_learner": ["spare"], "no_gradient": [], "unguarded": []}
+    assert untrained.fields == {"frozen": ["fixed"], "no_learner": ["spare"], "no_gradient": []}
     (warning,) = [event for event in kept.of(EventRecord) if event.kind == "warning"]
     assert warning.fields["message"] == "1 parameters belong to no learner and are not trained: spare"
 
