@@ -15,7 +15,7 @@ from mptrain.integrations.histograms import UpdateHistograms
 from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite
 from mptrain.integrations.updates import Facts, Rates, UpdateLog
 from mptrain.numerics.overflow_check import Verdict
-from mptrain.system.torch_private import is_within_other_step
+from mptrain.system.torch_private import is_within_other_step, skips_on_device
 
 
 class Owner(Protocol):
@@ -141,7 +141,7 @@ class WatchedLearner(Follower):
         self.updates.add(values, facts, histograms)
         self._sample(self.updates.steps + 2)
 
-    def abandon(self, scale: Tensor, next_scale: Tensor) -> None:
+    def abandon(self, scale: Tensor, next_scale: Tensor | None) -> None:
         """Take notice that no update follows the passes so far, and of the loss scale as in `complete`."""
         if (passes := self._stepped or self.passes.take()) is not None:
             self._stepped = None
@@ -224,6 +224,10 @@ class WatchedLearner(Follower):
         if not is_within_other_step(optimizer):
             if self._applied is None:
                 self._look_at_step(unscaled=self._watch.is_unscaled(self))
+            elif self.passes.changes() > self._changes and not skips_on_device(optimizer):  # its kernel unscales them
+                # By a hook that came after ours, or by the optimizer itself.
+                now = self.passes.look()
+                self._applied = self._applied if now is None else first_not_finite(self._applied, now, self._applied)
             self._rates = self.passes.rates()
             self._watch.updated(self)
 

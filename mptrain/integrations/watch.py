@@ -308,6 +308,9 @@ class Watch(Owner, Listener):
 
     @override
     def before_update(self) -> None:
+        guarded_call(self._keep_found, self)
+
+    def _keep_found(self) -> None:
         """Keep what the scaler has found, which its update forgets."""
         scale, self._pending = self.loss_scale(), []
         for learner in self.learners:
@@ -325,13 +328,16 @@ class Watch(Owner, Listener):
 
     @override
     def after_update(self) -> None:
+        guarded_call(self._record_pending, self)
+
+    def _record_pending(self) -> None:
         """Record the updates between the last two calls of the scaler's ``update``."""
         after = self.loss_scale()
         for learner, before, found in self._pending:
             if found is not None:
-                learner.guarded(learner.complete)(before, after, found)
+                learner.complete(before, after, found)
             else:
-                learner.guarded(learner.abandon)(before, after)
+                learner.abandon(before, after)
         self._pending = []
 
     def _asked(self, learner: WatchedLearner) -> torch.optim.Optimizer:

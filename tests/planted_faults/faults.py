@@ -275,9 +275,9 @@ FAULTS = (
           "seed_everything(config.seed)", "pass"),
     # Loops of others.
     Fault(102, "integrations/learner.py", "an update of a watched loop that was skipped counts as made", ".gt(0).float()", ".gt(1).float()"),
-    Fault(103, "integrations/learner.py", "a schedule that moved at a skipped update is not named",
-          "self._skipped[1] != rate", "self._skipped[1] == rate"),
-    Fault(104, "integrations/scalers.py", "a scaler is watched for one update only", "_LISTENERS[self] = listener\n            listener.",
+    Fault(103, "integrations/updates.py", "a schedule that moved at a skipped update is not named",
+          "elif rates != before:", "elif rates == before:", ("integrations/test_watch.py",)),
+    Fault(104, "integrations/scalers.py", "a scaler is watched for one update only", "_LISTENERS[self] = found\n            listener.",
           "listener."),
     Fault(105, "runlog/rank_records.py", "the gradient norm of shards is that of one rank", "math.hypot(*(record.grad_norm for record in same))",
           "same[0].grad_norm"),

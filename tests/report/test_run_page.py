@@ -241,7 +241,7 @@ def test_a_page_does_not_vouch_for_passes_and_ranks_that_no_update_shows(tmp_pat
     assert "none skipped" not in text
     assert "not finite in 1 backward pass without an update and on single ranks in 1 step" in text
     assert "a backward pass for step 3 was left out by the loop: gradients of 2.weight, 2.bias not finite" in text
-    assert "a backward pass after step 5 was left out by the loop<" in text
+    assert "a backward pass for step 5 was left out by the loop<" in text
     assert "on rank 1: gradients of 2.weight and 3 more not finite" in text
     sound = page_of(make_run(tmp_path / "sound", steps=9, scale=1.0))
     assert "no gradient overflowed" in text_of(sound)
