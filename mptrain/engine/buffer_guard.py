@@ -294,7 +294,8 @@ class BufferGuard:
         skipped = skip == 1
         for rooms, saved in self._held.memory:
             now = _joined(rooms)
-            torch.where(skipped, saved, now, out=now)
+            # A buffer that a module has made on the host may stand in a model on a device.
+            torch.where(skipped.to(saved.device), saved, now, out=now)
             if len(rooms) > 1:
                 _fill(rooms, now)
         increment_version(self._held.guarded)  # a live autograd graph may have saved the old values

@@ -196,7 +196,7 @@ class Learner:
         notes += changed
         self.updates = saved["updates"].to(device)
         order = saved.get("order")  # None of an older mptrain
-        self.weights.gradients.order = order if order is None else [str(name) for name in order]
+        self.weights.gradients.order = order if order is None else [*order]
         if self.reduction is not None:
             self.reduction.load_state_dict(saved.get("reduction", {}))
         if self.average is not None and not saved["average"]:

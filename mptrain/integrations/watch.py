@@ -136,7 +136,7 @@ def watch(
     return Watch(model, optimizer, scaler, every=every, dir=dir, loss_scale=loss_scale)
 
 
-#: Watches of this process, which a forked child does not go on with.
+#: Watches of this process, which a forked child does not continue.
 _watches: WeakSet[Watch] = WeakSet()
 
 
@@ -272,7 +272,7 @@ class Watch(Owner, Listener):
         warn(f"mptrain.watch has stopped, and training goes on: {type(error).__name__}: {error}")
 
     def leave_to_parent(self) -> None:
-        """End in a forked child: the parent goes on with the records."""
+        """End in a forked child: the records are the parent's."""
         self._end.detach()
         self._hooks.close()
         self._scaler = None
