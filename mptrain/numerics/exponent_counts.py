@@ -53,8 +53,8 @@ def count_exponents(tensor: Tensor) -> Tensor:
     """
     found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
     values = as_real(tensor.detach())
-    least = PIECE if values.is_cpu else _DEVICE_PIECE
-    for piece in _pieces(values, max(least, values.numel() >> 4)) if values.numel() else ():
+    least, most = PIECE if values.is_cpu else _DEVICE_PIECE, values.numel() >> 4
+    for piece in _pieces(values, most if most > least else least) if values.numel() else ():
         found = add_counts(found, _count(piece))
     return found
 

@@ -166,7 +166,7 @@ def in_compiled_autograd() -> bool:
     """Return whether the running backward pass is one of compiled autograd, also while it is traced."""
     if torch.compiler.is_compiling():
         return True
-    found = sys.modules.get("torch._dynamo.compiled_autograd")  # imported by whoever uses it
+    found = sys.modules.get("torch._dynamo.compiled_autograd")  # imported by its users
     return found is not None and bool(found.in_compiled_autograd_region)
 
 
