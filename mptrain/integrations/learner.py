@@ -134,6 +134,7 @@ class WatchedLearner(Follower):
             changes=self._changes if self._same else 0,
         )
         self._rates = ()
+        self.updates.not_looked_at |= dict.fromkeys(filter(None, [log.not_looked_at]))  # also if nobody closes it
         histograms, self._histograms = self._histograms, None
         if histograms is not None:
             still = all(not isinstance(rate, Tensor) and rate == 0 for rate in rates)  # as in a warm-up's first step
@@ -150,10 +151,6 @@ class WatchedLearner(Follower):
     def push(self, loss: Tensor | float | None = None) -> None:
         """Record the newest update; ``loss`` is its unscaled loss, None for that of its backward passes."""
         self.updates.push(None if loss is None else self.passes.scalar(loss))
-
-    def refresh(self) -> None:
-        """Watch parameters that the optimizer was given since; the updates so far are recorded first."""
-        self.passes.refresh()
 
     @override
     def before_pass(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -66,7 +66,8 @@ class UpdateLog:
     """
 
     def __init__(self, name: str, sink: Sink, options: LogOptions, written: Callable[[], None], steps: int = 0) -> None:
-        self.name, self.steps, self.not_looked_at = name, steps, ""
+        self.name, self.steps = name, steps
+        self.not_looked_at: dict[str, None] = {}
         self._sink, self._options, self._written = sink, options, written
         self._lock = threading.RLock()  # another thread may flush; a function of `on_event` may too
         self._open: tuple[StepValues, Facts] | None = None
@@ -267,10 +268,10 @@ class _Log(LearnerLog):
                 sink.take(event)
         self._moved = []
 
-    def end(self, step: int, not_looked_at: str, sink: Sink) -> None:
+    def end(self, step: int, not_looked_at: Iterable[str], sink: Sink) -> None:
         """Say what is known at the end of a loop alone."""
         self._say_moved(sink)
         if self._abandoned > 1:
             sink.take(EventRecord("abandoned_passes", step, {"learner": self.name, "count": self._abandoned}))
-        if not_looked_at:
-            self._say(step, not_looked_at, sink)
+        for what in not_looked_at:
+            self._say(step, what, sink)

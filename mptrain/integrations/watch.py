@@ -206,14 +206,13 @@ class Watch(Owner, Listener):
             split: ``val`` or ``test``.
             samples: Number of evaluated samples; 0 if unknown.
         """
-        for learner in self.learners:
-            learner.updates.flush()
-        step = max(learner.updates.steps for learner in self.learners)
+        self.flush()
+        step = max((learner.updates.steps for learner in self.learners), default=0)
         values = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
         if left_out := [name for name in metrics if name not in values and name not in self._left_out]:
             self._left_out.update(left_out)
             warn(f"mptrain.watch: not on record, because they are no numbers: {', '.join(map(str, left_out))}")
-        if values:
+        if values and self.learners:  # a forked child has none
             self._sink.take(EvalRecord(split, step, 0, samples, values))
 
     def on_event(self, function: Callable[[Event], None]) -> None:
@@ -254,7 +253,6 @@ class Watch(Owner, Listener):
         if self._end.alive:
             for learner in self.learners:
                 learner.guarded(learner.passes.end)()
-                learner.updates.not_looked_at = learner.passes.not_looked_at or learner.updates.not_looked_at
         with self._hooks:
             self._end()
 
@@ -267,7 +265,8 @@ class Watch(Owner, Listener):
         for learner in self.learners:
             with contextlib.suppress(Exception):  # it may be what has failed
                 learner.updates.push()
-            learner.updates.not_looked_at = f"steps after {learner.updates.steps}: {type(error).__name__}: {error}"
+            what = f"steps after {learner.updates.steps}: {type(error).__name__}: {error}"
+            learner.updates.not_looked_at[what] = None
         self._hooks.close()
         warn(f"mptrain.watch has stopped, and training goes on: {type(error).__name__}: {error}")
 
