@@ -24,6 +24,11 @@ _FUNCTIONS = {
 }
 
 
+def __dir__() -> list[str]:
+    """Return the names for Python programs, for completion."""
+    return [*globals(), *_FUNCTIONS]
+
+
 def __getattr__(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
     """Return a function for Python programs."""
     if name not in _FUNCTIONS:

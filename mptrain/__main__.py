@@ -6,13 +6,10 @@ forget_current_folder()  # before anything else is imported
 
 import signal  # noqa: E402
 
-_HANDLER = signal.getsignal(signal.SIGINT)
-if _HANDLER is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during these imports ends the process without a traceback
+from mptrain.engine.interrupt import end_at_signals  # noqa: E402
 
-from mptrain.cli.main import main as run_words  # noqa: E402
-
-signal.signal(signal.SIGINT, _HANDLER)
+with end_at_signals():  # a signal during these imports ends the process with its line and exit code
+    from mptrain.cli.main import main as run_words
 
 
 def main() -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -48,6 +50,16 @@ class Short:
         return Tracker(self, run)
 
 
+@dataclass(frozen=True)
+class Loud(Own):
+    """Prints without end, in a way: with Python, past Python's streams, in a process of its own, beside the records."""
+
+    way: Literal["print", "write", "child", "thread", "orphan"] = "print"
+
+    def open(self, run):
+        return LoudTracker(Own(), run, self.way)
+
+
 class Tracker:
     def __init__(self, options, run):
         self.options, self.run, self.taken = options, run, 0
@@ -81,3 +93,19 @@ def fail(way):
 
 def not_a_logger(text: str = "x") -> str:
     return text
+
+
+class LoudTracker(Tracker):
+    def __init__(self, options, run, way):
+        super().__init__(options, run)
+        shout = {
+            "print": lambda: print("x" * 9999),
+            "write": lambda: os.write(2, b"y" * 99_999),
+            "child": lambda: subprocess.run(["sh", "-c", "timeout 1 yes"], check=False),
+            "thread": lambda: threading.Thread(
+                target=lambda: [os.write(1, b"z" * 9999) for _ in range(9999)], daemon=True
+            ).start(),
+            "orphan": lambda: subprocess.Popen(["sh", "-c", "trap '' HUP; timeout 20 yes"], start_new_session=True),
+        }[way]
+        for _ in range({"print": 2000, "write": 300}.get(way, 1)):
+            shout()

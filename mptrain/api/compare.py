@@ -7,6 +7,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mptrain.api.messages import in_python
 from mptrain.comparison.logs import compare_logs
 from mptrain.runlog.run_reader import Run
 from mptrain.system.errors import UsageError
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison
 
 
+@in_python
 def compare(
     *runs: Run | str | Path,
     logs: Mapping[str, str | Path | Sequence[str | Path]] | None = None,
     reference: str | None = None,
     metric: str | None = None,
     margin: float | None = None,
-    by: Sequence[str] = (),
+    by: str | Sequence[str] = (),
     anyway: bool = False,
     **about_logs: Any,
 ) -> Comparison | LogComparison:
@@ -34,7 +36,7 @@ def compare(
         reference: Name of the arm that the others are compared with.
         metric: Name of the metric; for runs by default that of the task.
         margin: Largest difference that counts as none, in the metric's unit; for runs by default 0.01.
-        by: Configuration keys in which runs may differ, besides those of precision and scaler.
+        by: Configuration key, or keys, in which runs may differ, besides those of precision and scaler.
         anyway: Compare runs whatever they differ in.
         about_logs: Further arguments of `mptrain.comparison.logs.compare_logs.compare`, such as ``target`` and ``at``.
 
@@ -55,5 +57,5 @@ def compare(
     from mptrain.sweep.comparisons import ComparisonOptions, judge_runs
 
     margin = ComparisonOptions.margin if margin is None else margin
-    options = ComparisonOptions(reference, margin, metric, tuple(by))
+    options = ComparisonOptions(reference, margin, metric, (by,) if isinstance(by, str) else tuple(by))
     return judge_runs([str(run.paths.root if isinstance(run, Run) else run) for run in runs], options, anyway=anyway)

@@ -9,11 +9,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mptrain.numerics.words import number
+from mptrain.api.messages import in_python
+from mptrain.numerics.words import elided, number
 from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
 from mptrain.system.errors import CheckpointError, DataError, StorageError, UsageError, instance, suggest
+from mptrain.system.files import expanded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,6 +60,7 @@ class Run(run_reader.Run):
             )
         return model.float().eval()
 
+    @in_python
     def predict(
         self, inputs: str | Path | Iterable[str | Path], *overrides: str, best: bool = False, average: bool = True
     ) -> list[dict[str, Any]]:
@@ -88,9 +91,12 @@ class Run(run_reader.Run):
         with restored, predictor(place, overrides, _which(best), average=average) as loaded:
             found = list(loaded.predict(_named(given, loaded.source)))
         if bad := [one for one in found if one.error]:
-            raise DataError(f"{bad[0].given}: {bad[0].error}", f"{len(bad)} of {len(found)} inputs are unusable")
+            raise DataError(
+                f"{elided(bad[0].given, 200)}: {bad[0].error}", f"{len(bad)} of {len(found)} inputs are unusable"
+            )
         return [one.answer for one in found]
 
+    @in_python
     def export(
         self, output: str | Path | None = None, *overrides: str, best: bool = False, average: bool = True
     ) -> Path:
@@ -109,7 +115,7 @@ class Run(run_reader.Run):
         from mptrain.api.caller import caller_restored
         from mptrain.run.evaluation import export_run
 
-        place, file = str(self.paths.root), None if output is None else Path(output).expanduser()
+        place, file = str(self.paths.root), None if output is None else expanded(output)
         with caller_restored():
             return export_run(place, _which(best), average=average, output=file, trusted=overrides).path
 
@@ -170,9 +176,9 @@ def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
                 f"an input is {type(one).__name__}, not a text or a path", "save it as a file, or call Run.model()"
             )
         if source.suffixes and Path(one).is_dir():
-            yield from map(str, files_below(Path(one), tuple(source.suffixes)))
+            yield from map(str, files_below(Path(one), tuple(source.suffixes), special=True))
         elif not source.suffixes and isinstance(one, Path):
-            yield from lines_of([str(one)])
+            yield from lines_of(str(one))
         elif not source.suffixes and len(text := str(one)) < 200 and Path(text).is_file():
             raise UsageError(f"{text} is a file, and this run answers texts", f"write Path({text!r}) for its lines")
         else:
@@ -188,6 +194,7 @@ def open_run(run: str | Path) -> Run:
     return _as_run(run_reader.read_run(find_run(str(run)).root))
 
 
+@in_python
 def runs(root: str | Path = "outputs", *patterns: str, sort: str = "started") -> list[Run]:
     """Return the runs below a folder, as ``mptrain runs`` lists them: the newest first, or the best by a metric.
 
@@ -196,7 +203,7 @@ def runs(root: str | Path = "outputs", *patterns: str, sort: str = "started") ->
     """
     if odd := [one for one in patterns if not isinstance(one, str)]:
         raise UsageError(f"a pattern is {instance(odd[0])}", 'give texts, such as mptrain.runs("outputs", "seed=1")')
-    found, notes = find_runs(Path(root).expanduser())
+    found, notes = find_runs(expanded(root))
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return [_as_run(one.run) for one in ordered(filtered(found, patterns), sort)]

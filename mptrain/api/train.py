@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.api.caller import caller_restored
+from mptrain.api.messages import in_python
 from mptrain.api.run import Run, open_run
 from mptrain.cli.messages import warn
 from mptrain.cli.train import displays
@@ -14,16 +15,17 @@ from mptrain.config.compose import compose
 from mptrain.run.attempt import RunInfo
 from mptrain.run.start import launch
 from mptrain.runlog.sink import Sink
-from mptrain.system.errors import ConfigError, UsageError
+from mptrain.system.errors import ConfigError, UsageError, instance
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 
 
+@in_python
 def train(
     *overrides: str,
     data: Any = None,
     callbacks: Sequence[Sink] = (),
     show: bool = True,
-    config_dirs: Sequence[str | Path] = (),
+    config_dirs: str | Path | Sequence[str | Path] = (),
     config_name: str = "train",
 ) -> Run:
     """Train a run and return it, as ``mptrain OVERRIDES`` does; an error is raised, and the process never exits.
@@ -38,18 +40,20 @@ def train(
             whose samples are pairs (input, target). None for the configured ``dataset``.
         callbacks: Sinks of the run's records (`mptrain.runlog.sink.Sink`), with ``take(record)`` and ``close()``.
         show: Print the run's progress.
-        config_dirs: Folders with groups and options of your own.
+        config_dirs: Folder, or folders, with groups and options of your own.
         config_name: Name of another top-level configuration.
 
     Raises:
         MptrainError: The configuration is invalid, or the run failed; its directory has the reason.
     """
-    overrides = tuple(map(str, overrides))
+    if odd := [word for word in overrides if not isinstance(word, str)]:
+        raise UsageError(f"an override is {instance(odd[0])}", 'give texts: mptrain.train("model=cnn", "seed=1")')
+    folders = [config_dirs] if isinstance(config_dirs, str | Path) else config_dirs
     if data is not None:
         if odd := [word for word in overrides if word.lstrip("+~").startswith(("dataset=", "dataset._target_"))]:
             raise UsageError(f"{odd[0]} has no effect beside data=", "leave one of them out")
         overrides = ("dataset=from_python", *overrides)
-    config = compose(overrides, config_dirs=[str(folder) for folder in config_dirs], config_name=config_name)
+    config = compose(overrides, config_dirs=[str(folder) for folder in folders], config_name=config_name)
     if (config.distributed.procs or 1) > 1:
         raise ConfigError(
             f"distributed.procs={config.distributed.procs}: from Python a run has one process",

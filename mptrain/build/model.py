@@ -26,6 +26,7 @@ from mptrain.precision.apply import cast_model, clamp_to_range, describe_clamped
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.system.errors import CheckpointError, ConfigError, instance, out_of_memory
+from mptrain.system.files import expanded
 from mptrain.system.pretrained import ATTRIBUTE, FIT, Fit, PretrainedWeights
 from mptrain.system.random_state import seed_everything
 from mptrain.workloads.base.dataset import Dataset
@@ -148,7 +149,7 @@ def load_initial_weights(model: nn.Module, path: Path | None) -> tuple[tuple[str
     if path is None:
         own: PretrainedWeights | None = getattr(model, ATTRIBUTE, None)
         return ((), ()) if own is None else _load(model, own.read(), own.source)
-    path = path.expanduser()
+    path = expanded(path)
     if path.is_dir():
         store = CheckpointStore(open_run(path).paths.checkpoints, keep=1)
         loaded = store.load_latest()

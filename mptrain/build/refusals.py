@@ -93,17 +93,18 @@ def require_still_shared(pairs: list[tuple[str, nn.Parameter, str, nn.Parameter]
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    first, second = sorted((int(each.storage_offset()), _last(each)) for each in (one, other))
-    return second[0] <= first[1] and not _places(one).isdisjoint(_places(other))
-
-
-def _last(tensor: torch.Tensor) -> int:
-    return int(tensor.storage_offset()) + sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def _places(tensor: torch.Tensor) -> set[int]:
-    every = torch.arange(_last(tensor) + 1)
-    return {*every.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).flatten().tolist()}
+    """Return whether two tensors in the same memory have elements in common."""
+    places = torch.zeros(one.untyped_storage().nbytes() // one.itemsize, dtype=torch.bool)
+    for each in (one, other):
+        own = places.as_strided(
+            [1 if s == 0 else n for s, n in zip(each.stride(), each.shape, strict=True)],
+            each.stride(),
+            each.storage_offset(),
+        )
+        if own.any():
+            return True
+        own.fill_(True)
+    return False
 
 
 def require_copies(config: Config, model: nn.Module, *, sharded: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.strict_json import parse_strict
 from mptrain.system.errors import CheckpointError, ConfigError, Problem, UnusableSample, instance
-from mptrain.system.files import read_text
+from mptrain.system.files import expanded, read_text
 from mptrain.system.pretrained import ATTRIBUTE, PretrainedWeights
 from mptrain.workloads.base.data_files import hidden_noted
 from mptrain.workloads.base.dataset import Dataset
@@ -124,11 +123,11 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
         chosen, data = (config.chosen.get(name) for name in (group, "dataset"))
         lacks: dict[str, Problem] = getattr(dataset, "lacks", {})
         known = [lacks[name] for name in missing if name in lacks]
-        why = "; ".join(problem.what for problem in known) or f"it has {', '.join(facts) or 'no facts'}"
+        why = "; ".join(dict.fromkeys(problem.what for problem in known)) or f"it has {', '.join(facts) or 'no facts'}"
         raise ConfigError(
             f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} "
             f"does not have: {why}",
-            "; ".join(problem.hint for problem in known) or _what_goes_together(config, group),
+            "; ".join(dict.fromkeys(problem.hint for problem in known)) or _what_goes_together(config, group),
         )
 
 
@@ -232,8 +231,8 @@ def build_features(classifier: str, config: Config, dataset: Dataset) -> Classif
 
 
 def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeatures:
-    path = Path(classifier).expanduser()
-    named = Path(config.run.root).expanduser() / classifier
+    path = expanded(classifier)
+    named = expanded(config.run.root) / classifier
     if not path.is_dir() and named.is_dir():
         path = named
     run = open_run(path)

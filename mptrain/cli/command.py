@@ -117,6 +117,7 @@ JOBS = Option(
 LAUNCHER = Option(
     "--launcher", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)", "slurm|local|FILE"
 )
+OBJECTIVE = Option("--objective", "metric on validation data by which points are chosen (default: the task's)", "NAME")
 BEST = Option("--best", "take the best checkpoint instead of the last one")
 JSON = Option("--json", "print one JSON object on standard output, for programs (mptrain help json)")
 RAW = Option("--raw", "take the raw weights if the run also has averaged weights (train.ema_decay)")
@@ -128,6 +129,7 @@ TRAINING = (
     Option("--run", "train one run: the opposite of --multirun", short="-r", undoes="multirun"),
     JOBS,
     LAUNCHER,
+    OBJECTIVE,
     *FOLDERS,
     Option("--cfg", "show the composed configuration", "job|hydra|all", "-c"),
     Option("--resolve", "resolve interpolations in what --cfg shows"),
@@ -182,7 +184,7 @@ RECIPE = Argument("RECIPE", noun="the name of a recipe", hint="mptrain list reci
 RECIPE_OR_OPTION = Argument(
     "RECIPE|GROUP/OPTION", noun="the name of a recipe or an option", hint="such as mptrain copy model/resnet18"
 )
-WANTED = Argument("lr", noun="what to find: lr", hint="such as mptrain find lr model=cnn")
+WANTED = Argument("lr|batch", noun="what to find: lr or batch", hint="such as mptrain find lr model=cnn")
 SHELL = Argument("bash|zsh|fish", noun="the name of a shell", hint="such as mptrain completion bash")
 
 

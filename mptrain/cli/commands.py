@@ -19,6 +19,7 @@ from mptrain.cli.command import (
     JOBS,
     JSON,
     LAUNCHER,
+    OBJECTIVE,
     OVERRIDES,
     RAW,
     RECIPE,
@@ -75,7 +76,7 @@ def _command(
             "sweep: train every combination, each in its own process",
             (Argument("A,B", "+", ANY_KEY),),
             switch="-m",
-            options=(JOBS, LAUNCHER),
+            options=(JOBS, LAUNCHER, OBJECTIVE),
         )
     ],
     options=TRAINING,
@@ -86,7 +87,7 @@ def _train(arguments: Namespace) -> int:
     Any KEY=VALUE is allowed. A sweep starts only after all of its points were checked. A point that fails does not stop
     the others.
     """
-    for option in ("jobs", "launcher"):
+    for option in ("jobs", "launcher", "objective"):
         if getattr(arguments, option) is not None and not arguments.multirun:
             raise UsageError(f"--{option} applies only to sweeps", "add -m, or remove it")
     if any((arguments.cfg, arguments.package, arguments.resolve, arguments.info)):
@@ -102,14 +103,12 @@ def _train(arguments: Namespace) -> int:
 
             return search(arguments)
         return sweep(arguments)
-    from mptrain.engine.interrupt import end_at_signals, exit_at_signals
     from mptrain.system.machine import dropping_nothing
 
-    with end_at_signals():
-        with exit_at_signals(), dropping_nothing():
-            config = _composed(arguments)
-            from mptrain.cli.train import train
-        return train(config)
+    with dropping_nothing():
+        config = _composed(arguments)
+        from mptrain.cli.train import train
+    return train(config)
 
 
 def _composed(arguments: Namespace) -> Config:
@@ -148,6 +147,8 @@ def _composed(arguments: Namespace) -> Config:
         Option("--target", "ask of logs whether the mean of each arm beats a number", "X", read=any_number),
         Option("--pair", "compare logs in pairs, named by {seed} in their paths"),
         Option("--looks", "times that logs are looked at as runs come in (default: 1)", "N", read=whole_number(1000)),
+        Option("--where", "rows of logs that count, such as split=val; may be repeated", "KEY=VALUE", many=True),
+        Option("--pattern", "read text logs by a regular expression with named groups such as (?P<step>...)", "REGEX"),
         Option("--better", "direction of the metric in logs (default: by its name)", "lower|higher"),
         JOBS,
         LAUNCHER,
@@ -167,8 +168,8 @@ def _compare(arguments: Namespace) -> int | Outcome:
         from mptrain.cli.compare_logs import compare_logged
 
         return compare_logged(arguments)
-    for option in ("at", "not_inferior", "target", "pair", "looks", "better"):
-        if getattr(arguments, option) not in (None, False):
+    for option in ("at", "not_inferior", "target", "pair", "looks", "better", "where", "pattern"):
+        if getattr(arguments, option) not in (None, False, []):
             raise UsageError(f"--{option.replace('_', '-')} is about logs", "add --logs, and write ARM=LOGS")
     from mptrain.cli.compare import compare
 
@@ -206,13 +207,11 @@ def _resume(arguments: Namespace) -> int:
             conclude(sweep, code).show()
         return code
     from mptrain.cli.places import place_of
-    from mptrain.engine.interrupt import end_at_signals, exit_at_signals
 
-    run = place_of(run, overrides)
-    with end_at_signals():
-        with exit_at_signals():
-            from mptrain.cli.train import resume
-        return resume(run, overrides)
+    run = place_of(run, overrides)  # a run that does not exist is said before torch is imported
+    from mptrain.cli.train import resume
+
+    return resume(run, overrides)
 
 
 @_command(
@@ -233,11 +232,10 @@ def _eval(arguments: Namespace) -> Outcome:
     changed for the evaluation.
     """
     from mptrain.cli.places import place_of
-    from mptrain.engine.interrupt import exit_at_signals
 
     run = place_of(arguments.words[0], arguments.overrides)
-    with exit_at_signals():
-        from mptrain.cli.train import evaluate
+    from mptrain.cli.train import evaluate
+
     which = "best" if arguments.best else "last"
     return evaluate(run, arguments.overrides, which, average=not arguments.raw, by_class=arguments.by_class)
 
@@ -252,6 +250,9 @@ def _eval(arguments: Namespace) -> Outcome:
         RAW,
         Option("--jsonl", "print a JSON object in a line for each input, with all that is known"),
         Option("--output", "write pictures with the answers into a new folder", "FOLDER"),
+        Option("--length", "number of tokens that continue a text (default: 32)", "N", read=whole_number(100_000)),
+        Option("--temperature", "below 1 likely tokens are drawn more often (default: 1)", "X", read=positive_number),
+        Option("--seed", "draw others (default: 1)", "N", read=whole_number(2**31)),
     ),
 )
 def _predict(arguments: Namespace) -> int:
@@ -262,10 +263,8 @@ def _predict(arguments: Namespace) -> int:
     data itself need not be there. An unusable input is reported and left out, and the exit code is then 6.
     """
     from mptrain.cli.predict import predict
-    from mptrain.engine.interrupt import exit_at_signals
 
-    with exit_at_signals():
-        return predict(arguments)
+    return predict(arguments)
 
 
 @_command(
@@ -303,7 +302,7 @@ def _export(arguments: Namespace) -> int:
     options=(
         Option(
             "--sort",
-            "sort, best first, by a metric such as top1, started, steps, or a number of summary.json",
+            "sort, best first, by a validation metric such as top1, by started, steps, or a number of summary.json",
             "KEY",
         ),
         Option(
@@ -427,25 +426,28 @@ def _replay(arguments: Namespace) -> int:
 
 
 @_command(
-    "find a learning rate by a range test",
+    "find a learning rate by a range test, or the largest batch",
     WANTED,
     OVERRIDES,
     options=FOLDERS,
 )
 def _find(arguments: Namespace) -> int:
-    """Trains 200 updates while the learning rate rises from 1e-4 to 100 times that of the configuration.
+    """With lr, trains 200 updates while the learning rate rises from 1e-4 to 100 times that of the configuration.
 
     Prints the rates at which the loss falls fastest, is lowest and explodes, and suggests a tenth of that of the lowest
     loss. Writes range-test.html into the directory of this run. train.max_steps, schedule.first and schedule.last
     change the test. Only a training with the suggested rate proves that it is a good one.
-    """
-    from mptrain.cli.find import find_rate
-    from mptrain.engine.interrupt import end_at_signals, exit_at_signals
 
-    with end_at_signals():
-        with exit_at_signals():
-            import torch  # noqa: F401 - no signal may interrupt this import
-        return find_rate(arguments)
+    With batch, prints the largest batch of the precision, and how many times that of fp32 it is. On CUDA it tries sizes
+    with two steps each; elsewhere it counts the memory of a step and divides that of the machine.
+    """
+    if arguments.words == ["batch"]:
+        from mptrain.cli.find_batch import find_batch
+
+        return find_batch(arguments)
+    from mptrain.cli.find import find_rate
+
+    return find_rate(arguments)
 
 
 @_command(

@@ -47,6 +47,8 @@ def compare_logged(arguments: Namespace) -> Outcome:
         raise UsageError(what, "write for example mptrain compare --logs 'bf16=a/*.csv' 'fp8=b/*.csv' --metric loss")
     if not arguments.metric:
         raise UsageError("compare --logs needs --metric", "name a column of the logs: --metric loss")
+    if bad := next((word for word in arguments.where if "=" not in word), None):
+        raise UsageError(f"--where {bad} has no value", f"write --where {bad}=VALUE")
     found = compare(
         logs=arms,
         metric=arguments.metric,
@@ -58,6 +60,8 @@ def compare_logged(arguments: Namespace) -> Outcome:
         looks=arguments.looks or 1,
         better=arguments.better,
         reference=arguments.reference,
+        where=dict(word.split("=", 1) for word in arguments.where),
+        pattern=arguments.pattern or "",
     )
     folder = fresh_place(Path("outputs"), "comparisons")
     page = folder / "certificate.html"

@@ -18,6 +18,7 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.catalogue import Option as ConfigOption
 from mptrain.system.errors import EXIT_OK, MptrainError, UsageError, suggest
+from mptrain.system.files import expanded
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -26,6 +27,9 @@ _REPLAYED = ("scaler", "learners")
 
 #: Maximum number of runs that are offered, newest first.
 _MOST_RUNS = 200
+
+#: Characters that mean something inside quotes of bash, where nothing that has one is offered.
+_ALIVE = frozenset("'\"`$\\!")
 
 #: Characters that are special to bash.
 _ESCAPED = frozenset(" \t\n\\'\"`$&|;<>()[]{}*?!#")
@@ -72,7 +76,8 @@ def query(words: Sequence[str], commands: Mapping[str, Command]) -> int:
         raise UsageError(f"there is no completion for '{shell}'", f"supported shells are {', '.join(SHELLS)}")
     if shell == "bash":  # readline replaces only the text after the last = or :
         line = split(rest[0], rest[1])
-        found = [escaped(one.text[line.kept :], line.quote) for one in answers(line.words[1:], line.current, commands)]
+        rest = [one.text[line.kept :] for one in answers(line.words[1:], line.current, commands)]
+        found = [text for text in rest if _ALIVE.isdisjoint(text)] if line.quote else [*map(escaped, rest)]
     else:
         before, current = rest[:-1], rest[-1]
         if shell == "fish":
@@ -132,15 +137,8 @@ def split(text: str, breaks: str) -> Line:
     return line
 
 
-def escaped(text: str, quote: str) -> str:
-    """Escape characters of a completion that are special to bash with backslashes.
-
-    Args:
-        text: The completion.
-        quote: Quote character that is open at the cursor; the text is unchanged then.
-    """
-    if quote:
-        return text
+def escaped(text: str) -> str:
+    """Escape characters of a completion that are special to bash outside of quotes with backslashes."""
     return "".join(f"\\{letter}" if letter in _ESCAPED else letter for letter in text)
 
 
@@ -156,7 +154,9 @@ def answers(before: Sequence[str], current: str, commands: Mapping[str, Command]
         found = list(_Words(before, commands).candidates(current))
     except (MptrainError, OSError):  # a damaged run or installation; completion cannot print errors
         return []
-    return [candidate for candidate in dict.fromkeys(found) if candidate.text.startswith(current)]
+    fitting = [one for one in dict.fromkeys(found) if one.text.startswith(current) and one.text.isprintable()]
+    # Lines and tabs part the answers to the shell.
+    return [Candidate(one.text, "".join(c if c.isprintable() else " " for c in one.about)) for one in fitting]
 
 
 class _Words:
@@ -244,7 +244,7 @@ class _Words:
                     yield Candidate(part)
 
     def _catalogue(self) -> Catalogue:
-        folders = [Path(folder).expanduser() for folder in self.options.config_dir]
+        folders = [expanded(folder) for folder in self.options.config_dir]
         top = self.options.config_name.removesuffix(".yaml")
         return Catalogue([location.configs(), *(folder for folder in folders if folder.is_dir())], top)
 
@@ -260,7 +260,7 @@ def _saved(run: str) -> Path:
     """Return the path of a run's saved configuration."""
     from mptrain.runlog.directory import find_run
 
-    return find_run(str(Path(run).expanduser())).paths.config
+    return find_run(str(expanded(run))).paths.config
 
 
 def _recipes() -> Iterator[Candidate]:
@@ -276,7 +276,7 @@ def _runs(typed: str) -> Iterator[Candidate]:
 
     yield from _newest_with(RUN_JSON, typed)
     for folder in paths(typed, folders_only=True):
-        inside = Path(folder.text).expanduser()
+        inside = expanded(folder.text)
         yield Candidate(folder.text.rstrip("/")) if (inside / RUN_JSON).exists() else folder
 
 

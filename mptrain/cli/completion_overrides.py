@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mptrain.config.catalogue import RECHOSEN, Catalogue, Entry, Option, read_entries
-from mptrain.system.files import read_text
+from mptrain.system.files import expanded, read_text
 
 
 class Candidate(NamedTuple):
@@ -174,12 +174,14 @@ def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
         folders_only: Whether to leave out files.
     """
     folder, slash, start = typed.rpartition("/")
-    place = Path(folder + slash).expanduser() if folder or slash else Path()
+    place = expanded(folder + slash) if folder or slash else Path()
     try:
         inside = sorted(place.iterdir())
     except OSError:
         return
     for path in inside:
+        if not slash and path.name.startswith("~"):  # which would be the home folder of somebody
+            continue
         if path.name.startswith(start) and (start or not path.name.startswith(".")):
             if path.is_dir():
                 yield Candidate(f"{folder}{slash}{path.name}/")

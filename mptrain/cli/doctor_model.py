@@ -117,7 +117,8 @@ def _note(members: Sequence[ModuleScaling]) -> str:
         "inaccurate in FP32": any(one.ill_conditioned for one in members),
         "not proportional": any(not one.in_proportion for one in members),
         "never finite": any(one.judged and not one.finite for one in members),
-        "error too large": any(one.wrong for one in members),
+        "error too large": any(one.wrong and one.best > one.allowed_loss for one in members),
+        "inexact": any(one.wrong for one in members),
         "drifts": any(one.drifts for one in members),
         "zero up to rounding": all(one.nothing for one in members),
     }
@@ -129,10 +130,10 @@ def _compared(report: ScalingReport) -> str:
     return (
         f"one step of {report.samples} samples, the first, without an update. Errors are relative L2 norms of "
         f"gradients. FP32: against {reference}; forward: error caused by {form} in the forward pass, against "
-        f"{reference}; backward: error added by the backward pass at its best scale, at most "
-        f"{error_share(report.modules[0].tolerance)} is accepted. scales: those at which no gradient overflows and "
-        f"underflow loses at most {error_share(LOST)} of a gradient, or twice the forward error but no more than half "
-        f"of the gradient. Later gradients may be larger or smaller"
+        f"{reference}; backward: error added by the backward pass at its best scale; up to "
+        f"{error_share(report.modules[0].tolerance)} is rounding, {error_share(LOST)} is borne by training. scales: "
+        f"those at which no gradient overflows and underflow loses at most {error_share(LOST)} of a gradient, or twice "
+        f"the forward error but no more than half of the gradient. Later gradients may be larger or smaller"
     )
 
 

@@ -50,7 +50,9 @@ def find_rate(arguments: Namespace) -> int:
             loss.
     """
     if arguments.words != ["lr"]:
-        raise UsageError("find takes what to find, and a configuration", "write mptrain find lr model=resnet18")
+        raise UsageError(
+            "find takes what to find, and a configuration", "write mptrain find lr model=resnet18, or find batch"
+        )
     if odd := [word for word in arguments.overrides if word.startswith("schedule=")]:
         raise UsageError(f"{odd[0]} has no effect: a range test has its own schedule", "leave it out")
     words = (*_WORDS, *arguments.overrides)

@@ -14,7 +14,7 @@ from mptrain import __version__
 from mptrain.cli.command import GENERAL, JSON, Command, Option
 from mptrain.cli.list import bold, catalogue_with, columns, in_short, option_text
 from mptrain.config.catalogue import SHARED, Catalogue, Entry
-from mptrain.config.synonyms import translate_command
+from mptrain.config.synonyms import guess_word, translate_command
 from mptrain.system.errors import EXIT_OK, ConfigError, Problem, near_names
 
 _EXAMPLES = (
@@ -55,6 +55,9 @@ _JSON = (
 
 #: Instructions for agents, and the folder of the JSON Schemas of what ``--json`` prints.
 SKILL, SCHEMAS = Path(__file__).with_name("SKILL.md"), Path(__file__).with_name("schemas")
+
+#: Least likeness of a word to a topic: there are so many that one resembles every word a little (lora, logger: 0.6).
+_LIKE = 0.7
 
 _SWEEP_USAGE = ("mptrain resume SWEEP [--jobs N]", "mptrain report SWEEP")
 
@@ -138,10 +141,13 @@ def _is_called(entry: Entry, word: str) -> bool:
 def _nearest(word: str, commands: Mapping[str, Command], catalogue: Catalogue) -> str:
     """Return the hint for an unknown word."""
     command = translate_command(word)
+    sections = dict.fromkeys(entry.key.partition(".")[0] for entry in catalogue.root_entries() if "." in entry.key)
     topics = [*commands, "sweep", "json", "agents", *catalogue.groups]
     options = [name for options in catalogue.groups.values() for name in options]
-    near = [command] if command in commands else near_names(word, topics)
-    near = near or near_names(word, [*dict.fromkeys(options), *(entry.key for entry in catalogue.root_entries())])
+    near = [command] if command in commands else near_names(word, [*topics, *sections], _LIKE)
+    near = near or [guess for guess in (guess_word(word, "", catalogue, exact=True).partition("=")[0],) if guess]
+    keys = (entry.key for entry in catalogue.root_entries())
+    near = near or near_names(word, [*dict.fromkeys(options), *keys], _LIKE)
     return (
         f"did you mean mptrain help {near[0]}?"
         if near

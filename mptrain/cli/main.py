@@ -18,7 +18,8 @@ from mptrain.cli.command import Command
 from mptrain.cli.command_line import command_first, command_hint, parse, refuse_blanks
 from mptrain.cli.commands import COMMANDS
 from mptrain.cli.messages import discard_output, outlive_reader, report, unwritable, wants_traceback, writing
-from mptrain.parallel.torchrun import refuse_torchrun, tell_refusal, torchrun_rank
+from mptrain.engine.interrupt import end_at_signals
+from mptrain.parallel.torchrun import refuse_torchrun, speaks_for_first_rank, tell_refusal, torchrun_rank
 from mptrain.system.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,
@@ -53,15 +54,15 @@ def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda:
     user_packages.clear()
     # torch's C++ warnings, such as retries of the rendezvous, are meant for developers of torch.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the parent process
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
     words = list(sys.argv[1:] if argv is None else argv)
     completing = words[:2] == ["completion", "query"]  # the other words are the command line to complete
     if "--traceback" in words and not completing:
         words.remove("--traceback")
         os.environ["MPTRAIN_TRACEBACK"] = "1"
-    code = _guarded(lambda: _complete(words[2:]) if completing else _dispatch(words), at_end)
+    code = _guarded(lambda: _complete(words[2:]) if completing else _listening(words), at_end)
     # Flush here, because a failure during interpreter shutdown cannot be reported.
     if code == EXIT_OK:
         code = _guarded(_flush)
@@ -73,12 +74,22 @@ def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda:
     return code
 
 
+#: Standard error of a rank that has been silenced.
+_stderr: int | None = None
+
+
+def _listening(words: list[str]) -> int:
+    with end_at_signals():
+        return _dispatch(words)
+
+
 def _be_silent_on_other_ranks() -> None:
     """Silence all ranks of torchrun except rank 0; the first rank of each other machine still prints errors."""
     begun = torchrun_rank()
     if begun is None or begun.rank == 0:
         return
-    quiet = os.open(os.devnull, os.O_WRONLY)
+    global _stderr
+    quiet, _stderr = os.open(os.devnull, os.O_WRONLY), os.dup(2)
     os.dup2(quiet, 1)
     if not begun.speaks and "MPTRAIN_TRACEBACK" not in os.environ:
         os.dup2(quiet, 2)
@@ -103,18 +114,26 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
         if isinstance(error, Preempted):
             at_end()
         tell_refusal(error)
+        if _stderr is not None and speaks_for_first_rank():
+            os.dup2(_stderr, 2)
         return report(error)
     except SystemExit as leaving:  # for example from code that a sweeper calls
         return EXIT_OK if leaving.code in (None, 0) else EXIT_CONFIG
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
             return report(StorageError(*unwritable(error)))
+        if isinstance(error, OSError) and error.errno in _NO_NAME:
+            return report(StorageError(f"{error.filename}: {error.strerror}", "check the path"))
         return report(out_of_memory(error) or kernel_refusal(error) or error_in_user_code(error) or error)
 
 
 #: Error numbers that print() raises if standard output cannot be written. Errors about files have a file name, or are
 #: StorageErrors.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+
+
+#: Error numbers for paths that no file can have, because of their length or of links that lead to themselves.
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def _flush() -> int:

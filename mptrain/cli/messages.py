@@ -25,7 +25,7 @@ from mptrain.system.errors import (
     Problem,
     StorageError,
 )
-from mptrain.system.masking import masked
+from mptrain.system.masking import masked, masker
 
 #: Maximum length of a message in characters; text from the user may be of any length.
 LONGEST = 1000
@@ -149,12 +149,12 @@ def supports_colour(stream: object) -> bool:
     return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def printable(text: str) -> str:
+def printable(text: str, mask: Callable[[str], str] = masked) -> str:
     """Return text from a user or file as one safe line: no control characters, lone surrogates or secrets.
 
-    It is truncated to `LONGEST` characters.
+    It is truncated to `LONGEST` characters. ``mask`` is as in `without_control_characters`.
     """
-    clean = without_control_characters(" ".join(text.split()))
+    clean = without_control_characters(" ".join(text.split()), mask)
     return clean if len(clean) <= LONGEST else clean[:LONGEST] + "..."
 
 
@@ -173,12 +173,12 @@ def say(text: str, *, styled: bool = False) -> None:
     Raises:
         StorageError: Standard output cannot be written.
     """
-    styled = styled and supports_colour(sys.stdout)
+    styled, mask = styled and supports_colour(sys.stdout), masker()
     lines = []
     for line in text.split("\n"):
         parts = _STYLES.split(line) if styled else [line]
         lines.append(
-            "".join(part if place % 2 else without_control_characters(part) for place, part in enumerate(parts))
+            "".join(part if place % 2 else without_control_characters(part, mask) for place, part in enumerate(parts))
         )
     with writing():
         print("\n".join(lines), flush=True)
@@ -280,9 +280,12 @@ def waiting() -> Iterator[Callable[[str], None]]:
         tell("")
 
 
-def without_control_characters(text: str) -> str:
-    """Return text that is safe to print: control characters and lone surrogates are escaped, and secrets masked."""
-    text = masked(text)
+def without_control_characters(text: str, mask: Callable[[str], str] = masked) -> str:
+    """Return text that is safe to print: control characters and lone surrogates are escaped, and secrets masked.
+
+    ``mask`` masks them: a `masker` for many texts, because making one reads the environment.
+    """
+    text = mask(text)
     if text.isprintable():
         return text
     clean = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mptrain.runlog.directory import find_run
+from mptrain.system.files import expanded
 
 
 def place(word: str) -> Path:
@@ -14,7 +15,7 @@ def place(word: str) -> Path:
     Args:
         word: The argument; ``run.name=`` puts runs under ``outputs``. A path that does not exist is returned as it is.
     """
-    path, named = Path(word).expanduser(), Path("outputs") / word
+    path, named = expanded(word), Path("outputs") / word
     return named if named.is_dir() and not path.exists() else path
 
 
@@ -29,4 +30,4 @@ def place_of(run: str, overrides: Sequence[str]) -> str:
         StorageError: There is no such run (see `mptrain.runlog.directory.find_run`).
     """
     root = next((word.partition("=")[2] for word in reversed(overrides) if word.startswith("run.root=")), "outputs")
-    return str(find_run(run, Path(root.strip("'\"")).expanduser()).root)
+    return str(find_run(run, expanded(root.strip("'\""))).root)

@@ -18,8 +18,8 @@ from mptrain.numerics.words import counted, elided, listed, number, plain
 from mptrain.run.prediction import Prediction, predictor
 from mptrain.runlog.atomic_files import remove_drafts, storage_errors, write_atomically
 from mptrain.runlog.directory import require_outside_runs
-from mptrain.system.errors import EXIT_DATA, EXIT_OK, DataError, UsageError
-from mptrain.system.files import open_to_read, read_text
+from mptrain.system.errors import EXIT_DATA, EXIT_OK, DataError, StorageError, UsageError
+from mptrain.system.files import expanded, open_to_read, read_text
 from mptrain.system.records import as_json
 from mptrain.workloads.base.data_files import files_below, hidden_noted
 from mptrain.workloads.base.faulty_samples import Faults
@@ -60,13 +60,18 @@ def predict(arguments: Namespace) -> int:
         raise UsageError("predict needs inputs", "name files or folders, or - for lines of standard input")
     which: Literal["last", "best"] = "best" if arguments.best else "last"
     with contextlib.ExitStack() as stack:
-        loaded = stack.enter_context(predictor(run, arguments.overrides, which, average=not arguments.raw))
+        given = {name: getattr(arguments, name) for name in ("length", "temperature", "seed")}
+        writing = {name: value for name, value in given.items() if value is not None}
+        loaded = stack.enter_context(
+            predictor(run, arguments.overrides, which, average=not arguments.raw, writing=writing)
+        )
         with hidden_noted() as hidden:
-            files = _files(words, loaded.source) if loaded.source.suffixes else None
+            files = _files(words, loaded.source, arguments.output) if loaded.source.suffixes else None
         warn(hidden)
         folder = _output(arguments, loaded.source, files)
-        given = lines_of(words) if files is None else [path for path, _ in files]
-        answers = stack.enter_context(contextlib.closing(loaded.predict(given)))
+        unread: list[str] = []
+        inputs = _lines(words, unread) if files is None else [path for path, _ in files]
+        answers = stack.enter_context(contextlib.closing(loaded.predict(inputs)))
         failed = total = 0
         for total, one in enumerate(_with_progress(answers, files), 1):
             answer = {name: value for name, value in one.answer.items() if name != "picture"}
@@ -86,13 +91,16 @@ def predict(arguments: Namespace) -> int:
                 say(f"{elided(one.given, _WIDTH):<{_WIDTH}}  {_in_words(answer)}")
         if folder is not None:
             (folder / _UNFINISHED).unlink(missing_ok=True)
+    warn(unread)
+    failed, total = failed + len(unread), total + len(unread)
     if failed:
         warn([f"{counted(failed, 'input')} of {total:,} cannot be used"])
     return EXIT_DATA if failed else EXIT_OK
 
 
-def _files(words: Sequence[str], source: NewInputs) -> list[tuple[str, PurePath]]:
+def _files(words: Sequence[str], source: NewInputs, output: str | None) -> list[tuple[str, PurePath]]:
     """Return the files in their order, each with its path below the argument; raise DataError if there is none."""
+    written = None if output is None else expanded(output).absolute()  # by this command, when it was killed
     found: list[tuple[str, PurePath]] = []
     problems = []
     for word in words:
@@ -101,9 +109,11 @@ def _files(words: Sequence[str], source: NewInputs) -> list[tuple[str, PurePath]
             problems += [f"{line} is no file" for line in lines if not PurePath(line).name]
             found += [(line, PurePath(PurePath(line).name)) for line in lines]
             continue
-        place = Path(word).expanduser()
-        if place.is_dir():
-            inside = files_below(place, tuple(source.suffixes))
+        place = expanded(word)
+        if os.path.isdir(place):  # noqa: PTH112 (Path.is_dir raises for names that no file can have)
+            inside = files_below(place, tuple(source.suffixes), special=True)
+            if written != place.absolute():
+                inside = [file for file in inside if written not in file.absolute().parents]
             found += [(str(file), file.relative_to(place)) for file in inside]
             if not inside:
                 problems.append(f"no file in {place} ends in {', '.join(sorted(source.suffixes))}")
@@ -117,28 +127,33 @@ def _files(words: Sequence[str], source: NewInputs) -> list[tuple[str, PurePath]
     return found
 
 
-def lines_of(words: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of text files, or of standard input."""
-    if missing := [word for word in words if word != "-" and not Path(word).expanduser().is_file()]:
-        raise DataError(
-            f"there is no file {listed(missing, 5)}", "give files with a text in each line, or - for standard input"
-        )
+def _lines(words: Sequence[str], unread: list[str]) -> Iterator[str]:
+    """Yield the lines of text files; of several files, ``unread`` gets what is wrong with those that have none."""
     for word in words:
-        if word == "-":
-            yield from _decoded(sys.stdin.buffer, "standard input")
-            continue
-        file = Path(word).expanduser()
-        with storage_errors(file, "read"), open_to_read(file) as lines:
-            yield from _decoded(lines, word)
+        try:
+            yield from lines_of(word)
+        except (DataError, StorageError) as error:
+            if len(words) == 1:
+                raise
+            unread.append(str(error))
+
+
+def lines_of(word: str) -> Iterator[str]:
+    """Yield the lines of a text file, or of standard input; bytes that are not UTF-8 become lone surrogates."""
+    if word == "-":
+        yield from _decoded(sys.stdin.buffer, "standard input")
+        return
+    file = expanded(word)
+    if not os.path.exists(file):  # noqa: PTH110 (Path.exists raises for names that no file can have)
+        raise DataError(f"there is no file {word}", "give files with a text in each line, or - for standard input")
+    with storage_errors(file, "read"), open_to_read(file) as lines:
+        yield from _decoded(lines, word)
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
     empty = True
     for place, line in enumerate(lines, 1):
-        try:
-            text = line.decode("utf-8-sig" if place == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise DataError(f"{name}, line {place} is not UTF-8", "save the text as UTF-8") from None
+        text = line.decode("utf-8-sig" if place == 1 else "utf-8", "surrogateescape").rstrip("\r\n")
         if text.strip():  # a blank line is no text
             empty = False
             yield text
@@ -183,7 +198,7 @@ def _output(arguments: Namespace, source: NewInputs, files: Sequence[tuple[str, 
         return None
     if files is None or source.card().get("inputs") == "recordings":
         raise UsageError("--output is for pictures", "leave it out, and redirect the output: > FILE")
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if len({name.with_suffix("") for _, name in files}) < len(files):
         raise UsageError("two inputs have the same name", "name one folder that has them all, each with its own name")
     require_outside_runs(folder)

@@ -15,7 +15,7 @@ from mptrain.report.page import Code, Text
 from mptrain.report.report_files import ReportFiles, write_forecast, write_page, write_replay, write_report
 from mptrain.runlog.atomic_files import folder_at_once
 from mptrain.runlog.directory import RunDirectory, last_run, open_run
-from mptrain.system.errors import EXIT_DATA, EXIT_OK, Preempted, UsageError
+from mptrain.system.errors import EXIT_DATA, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -73,13 +73,10 @@ def _write(arguments: Namespace) -> Iterator[tuple[Path, ReportFiles]]:
 
 def _follow(folder: Path, seconds: int, *, quiet: bool) -> None:
     """Write the report of a run every so many seconds while it trains; its page reloads itself until then."""
-    from mptrain.engine.interrupt import end_at_signals
-
     run = open_run(folder)
     try:
-        with end_at_signals():
-            _rewrite(folder, run, seconds, quiet=quiet)
-    except (KeyboardInterrupt, Preempted):
+        _rewrite(folder, run, seconds, quiet=quiet)
+    except KeyboardInterrupt:  # or another signal, `EndRequested`
         write_report(folder)  # a page that no longer reloads itself
         raise
 
@@ -102,7 +99,8 @@ def recommend_scale(arguments: Namespace) -> Outcome:
         arguments: Parsed command line: the run, or ``last``; ``--sweep`` with the folder of a sweep over static scales.
 
     Returns:
-        The recommendation; the exit code is 0, or 6 if a learner (a model with its optimizer) has too few histograms.
+        The recommendation; the exit code is 0, or 6 if a learner (a model with its optimizer) has too few histograms,
+        or gradients that FP16 may have rounded to zero unseen.
 
     Raises:
         StorageError: The run has no histograms, the sweep has no static scales, or a folder cannot be read or written.
@@ -110,7 +108,7 @@ def recommend_scale(arguments: Namespace) -> Outcome:
     (run,), sweep = arguments.words, arguments.sweep
     found = recommend(_place(run), place(sweep) if sweep else None)
     written = write_forecast(found)
-    known = all(forecast.largest is not None and not forecast.too_few for forecast in found.forecasts.values())
+    known = all(forecast.is_answered for forecast in found.forecasts.values())
     return Outcome(
         EXIT_OK if known else EXIT_DATA,
         lambda: _show(written),

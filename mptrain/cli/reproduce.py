@@ -177,8 +177,11 @@ def _is_ours(recipe: Recipe) -> bool:
 
 
 def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasures]]) -> int:
+    from mptrain.cli.blocks import print_blocks
     from mptrain.cli.compare import print_comparison
     from mptrain.recipe.reproduction import decide, write_verdict
+    from mptrain.report.comparison_blocks import groups_table
+    from mptrain.report.page import Section
     from mptrain.report.report_files import write_report
     from mptrain.sweep.comparisons import judge
 
@@ -189,6 +192,8 @@ def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasure
     for group, comparison in comparisons.items():
         say("")
         print_comparison(comparison, group)
+    if len(comparisons) > 1:
+        print_blocks(Section("\nall groups", (groups_table(comparisons),)))
     _print_verdict(verdict, ready.words)
     say(f"report={written.html}")
     return EXIT_EXPECTATION if verdict.word == "NOT REPRODUCED" else EXIT_OK

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
-from mptrain.cli.messages import say, warn
-from mptrain.numerics.words import counted, moment
+from mptrain.cli.messages import report, say
+from mptrain.numerics.words import counted, moment, plain
 from mptrain.report.page import Bullets, Text, table
 from mptrain.report.report_files import write_runs
-from mptrain.report.run_list import FoundRun, filtered, find_runs, ordered, runs_table
+from mptrain.report.run_list import FoundRun, filtered, find_runs, ordered, runs_table, sort_notes
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.removal import remove_leftovers, remove_run, size_of
 from mptrain.system.errors import EXIT_DATA, EXIT_OK, StorageError, UsageError
+from mptrain.system.files import expanded
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -38,9 +39,10 @@ def list_runs(arguments: Namespace) -> Outcome:
         raise UsageError("--prune removes runs, and --html lists them", "give one of them")
     if arguments.yes and not arguments.prune:
         raise UsageError("--yes confirms --prune", "add --prune, or remove it")
-    folder = Path(next(iter(arguments.words), "outputs")).expanduser()
+    folder = expanded(next(iter(arguments.words), "outputs"))
     found, notes = find_runs(folder)
     runs = ordered(filtered(found, arguments.filter), arguments.sort or "started")
+    notes += sort_notes(runs, arguments.sort)
     shown = [f"only runs with {', '.join(arguments.filter)}"] if arguments.filter else []
     if arguments.prune:
         return _prune(runs, notes, folder, arguments)
@@ -73,24 +75,26 @@ def _prune(runs: list[FoundRun], unread: list[str], folder: Path, arguments: Nam
         shown = table(("run", "status", "started", "size", "reason"), rows, numeric=(3,), note=total)
         print_blocks(shown if runs else Text(f"there is no run to remove in {folder}"), Bullets(tuple(notes)))
     removed: list[str] = []
-    failed: list[str] = []
+    failed: list[StorageError] = []
     if runs and (arguments.yes or (not arguments.json and _agreed(total))):
         for run in runs:
             try:
                 remove_run(run.run, folder)
                 removed.append(run.path)
                 if not arguments.json:
-                    say(f"removed {run.path}")
+                    say(f"removed {plain(run.path)}")
             except StorageError as error:
-                failed.append(f"{error}; {error.hint}" if error.hint else str(error))
+                failed.append(error)
 
     def show() -> None:
-        warn(failed)
+        for error in failed:
+            report(error)
         if runs and not removed:
             say("nothing was removed" if failed else "nothing was removed; --yes removes them")
 
     code = EXIT_DATA if failed else EXIT_OK
-    return Outcome(code, show, lambda answers: answers.RunsAnswer.found(runs, [*notes, *failed], removed))
+    notes += [f"{error}; {error.hint}" if error.hint else str(error) for error in failed]
+    return Outcome(code, show, lambda answers: answers.RunsAnswer.found(runs, notes, removed))
 
 
 def _agreed(what: str) -> bool:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.cli.messages import each_warning_once, report, say, waiting, warn
 from mptrain.cli.sweep_display import print_outcome, watching
+from mptrain.comparison.ranking import selected
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
 from mptrain.config.trust import command_with, packages_of, untrusted_code
 from mptrain.numerics.words import counted
-from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
+from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
 from mptrain.sweep.executor import Program
 from mptrain.sweep.points import check, expand
 from mptrain.sweep.runner import missing_points, plan_sweep, refresh_status, require_free, run_sweep, sweep_folder
 from mptrain.sweep.slurm_executor import require_scheduler
-from mptrain.system.errors import EXIT_OK, ConfigError, UsageError
+from mptrain.system.errors import EXIT_DATA, EXIT_OK, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -52,7 +53,7 @@ def sweep(arguments: Namespace) -> int:
         warn(sentence for point in points for sentence in point.warnings)
         first = points[0].config
         assert first is not None
-        planned = record_sweep(points, sweep_folder(first.run), arguments)
+        planned = record_sweep(points, sweep_folder(first.run), arguments, plan=objective_of(arguments))
         return finish(planned, composer, launcher)
 
 
@@ -135,6 +136,15 @@ def _require_trust(sweep: Sweep, allow: Sequence[str]) -> None:
         raise ConfigError(
             untrusted_code(str(sweep.paths.json), packages, f"mptrain resume {shlex.quote(str(sweep.folder))}")
         )
+
+
+def objective_of(arguments: Namespace) -> dict[str, str]:
+    """Return what the plan of a sweep has of the metric by which its points are chosen, from ``--objective``.
+
+    Args:
+        arguments: Parsed command line.
+    """
+    return {"objective": arguments.objective} if arguments.objective else {}
 
 
 def has_sweeper(words: Sequence[str]) -> bool:
@@ -255,7 +265,7 @@ def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
 
     Args:
         done: The sweep as it ended.
-        code: Exit code of the sweep, which is returned unchanged.
+        code: Exit code of the sweep, which is returned; 6 instead of 0 if no point has the metric of ``--objective``.
         launcher: Launcher of the jobs, repeated in the command; None for this machine.
     """
     if done.kind == "sweep" or code != EXIT_OK:  # a finished comparison prints its verdicts instead
@@ -263,6 +273,9 @@ def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
         if code == EXIT_OK:
             shown = f"mptrain report {shlex.quote(str(done.folder))}"
             say(f"\nreport: {shown}, or of one run: {shown}/RUN")
+        finals = [selected(done, summary_of(done.paths.run(job.name))).get("metric") for job in done.jobs]
+        if code == EXIT_OK and "objective" in done.plan and all(final is None for final in finals):
+            return EXIT_DATA  # nothing could be chosen by what was asked for
     if code != EXIT_OK:
         where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""
         line = f"mptrain resume {shlex.quote(str(done.folder))}{where}"

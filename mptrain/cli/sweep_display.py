@@ -20,7 +20,7 @@ from rich.text import Text as RichText
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import KeyValues, printable, say, supports_colour
 from mptrain.cli.panel import INTERVAL, LiveDisplay
-from mptrain.comparison.ranking import sweep_lead
+from mptrain.comparison.ranking import selected, sweep_lead
 from mptrain.numerics import words
 from mptrain.report.page import Bullets, Cell, Section, Text, table
 from mptrain.report.run_blocks import job_status
@@ -92,8 +92,9 @@ class Lines:
         if job.code is not None:
             fields |= {"exit": job.code, "seconds": f"{job.seconds or 0:.1f}"}
         if job.status == "done":
-            metric = metric_in_words(summary_of(sweep.paths.run(job.name))).partition(" ")[0]
-            fields |= dict([metric.split("=")]) if metric else {}
+            summary = _summary(sweep, job)
+            metric = metric_in_words(summary).partition(" ")[0]
+            fields |= dict([f"{summary.get('metric_split')}_{metric}".split("=")]) if metric else {}
         elif job.reason:
             fields["reason"] = f'"{printable(job.reason)}"'
         self._lines.say(fields)
@@ -195,7 +196,7 @@ class LiveTable(LiveDisplay):
         doing: RenderableType
         metric = left = scales = overflows = skipped = ""
         if job.status == "done":
-            summary = summary_of(self._sweep.paths.run(job.name))
+            summary = _summary(self._sweep, job)
             learners = (summary.get("learners") or {}).values()
             doing = "[dim]before[/]"
             if job.seconds is not None:
@@ -227,6 +228,10 @@ class LiveTable(LiveDisplay):
         line = RichText.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
+
+
+def _summary(sweep: Sweep, job: SweepJob) -> dict[str, Any]:
+    return selected(sweep, summary_of(sweep.paths.run(job.name)))
 
 
 def _words_of_arms(jobs: Sequence[SweepJob]) -> dict[str, set[str]]:
@@ -305,17 +310,20 @@ def print_outcome(sweep: Sweep) -> None:
     Raises:
         StorageError: Standard output cannot be written.
     """
-    summaries = {job.number: summary_of(sweep.paths.run(job.name)) for job in sweep.jobs if job.status == "done"}
+    summaries = {job.number: _summary(sweep, job) for job in sweep.jobs if job.status == "done"}
     rows: list[list[Cell | str]] = []
     for job in sweep.jobs:
         summary = summaries.get(job.number, {})
-        results = (metric_in_words(summary).partition(" ")[0], skipped_in_words(summary))
+        on_test = words.number(summary.get("test_metric")) if "test_metric" in summary else ""
+        results = (metric_in_words(summary).partition(" ")[0], on_test, skipped_in_words(summary))
         rows.append([str(job.number), job.arm, job.label, job_status(job), *results, job.name])
     arm = "arm" if any(job.arm for job in sweep.jobs) else None
     splits = {str(summary["metric_split"]) for summary in summaries.values() if summary.get("metric_split")}
     metric = f"metric ({', '.join(sorted(splits))})" if splits else "metric"
-    head = ("#", arm, "point", "status", metric, "skipped", "run")  # runs are named after their points
-    judged = sweep.kind == "sweep" and sum(summary.get("metric") is not None for summary in summaries.values()) > 1
+    test = "test" if any("test_metric" in summary for summary in summaries.values()) else None
+    head = ("#", arm, "point", "status", metric, test, "skipped", "run")  # runs are named after their points
+    several = sum(summary.get("metric") is not None for summary in summaries.values()) > 1
+    judged = sweep.kind == "sweep" and (several or "objective" in sweep.plan)
     living = [job for job in sweep.jobs if job.status == "running" and job.reason]
     are = "are" if len(living) > 1 else "is"
     still = f"{len(living)} of the jobs {are} still run by processes of an earlier command, which were not stopped:"
@@ -323,7 +331,7 @@ def print_outcome(sweep: Sweep) -> None:
     reasons = [(str(job.number), job.reason, str(sweep.paths.log(job.name))) for job in failed]
     say("")
     print_blocks(
-        table(head, rows, numeric=(0, 5), optional=("run",)),
+        table(head, rows, numeric=(0, 5, 6), optional=("run",)),
         Text(sweep_lead(sweep.jobs, summaries, "{:.4f}".format)) if judged else None,
         Section(still, (Bullets(tuple(f"{job.number} {job.label}: {job.reason}" for job in living)),)),
         table(("#", "reason", "log"), reasons, numeric=(0,)) if failed else None,

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import each_warning_once, say, warn
-from mptrain.cli.sweep import PROGRAM, check_points, launcher_of, record_sweep, show_end
+from mptrain.cli.sweep import PROGRAM, check_points, launcher_of, objective_of, record_sweep, show_end
 from mptrain.cli.sweep_display import print_outcome, watching
+from mptrain.comparison.ranking import metric_in_words, selected
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import read
+from mptrain.config.trust import is_allow_override
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
 from mptrain.sweep.hydra_launcher import JobFailedError, fixed_overrides, key_of, run_sweeper
 from mptrain.sweep.points import NOT_SWEPT, Point
@@ -46,7 +48,8 @@ def search(arguments: Namespace) -> int:
         if problems:
             raise ConfigError(problems)
         # The other values may be valid only with the groups that the sweeper chooses.
-        deciding = [word for word in fixed if key_of(word) in (*NOT_SWEPT, *composer.catalogue.groups)]
+        known = (*NOT_SWEPT, *composer.catalogue.groups)
+        deciding = [word for word in fixed if key_of(word) in known or is_allow_override(word)]
         batches = _Batches(arguments, composer, sweep_folder(composer.compose(deciding).run))
         resumed = is_sweep(batches.folder)
         if resumed:
@@ -95,7 +98,8 @@ class _Batches:
         points = check_points(batch, self._composer, self.launcher)
         warn(sentence for point in points for sentence in point.warnings)
         self._points += points
-        planned = record_sweep(self._points, self.folder, self._arguments, grows=True)
+        plan = objective_of(self._arguments)
+        planned = record_sweep(self._points, self.folder, self._arguments, grows=True, plan=plan)
         if self.sweep is None:
             say(f"sweep={self.folder}")
         self.sweep = planned
@@ -111,9 +115,11 @@ def _say_direction(sweep: Sweep) -> bool:
 
     A sweeper does not know the direction: if it minimizes an accuracy, it searches for the worst point.
     """
-    for summary in (summary_of(sweep.paths.run(job.name)) for job in sweep.jobs):
+    for summary in (selected(sweep, summary_of(sweep.paths.run(job.name))) for job in sweep.jobs):
         if isinstance(higher := summary.get("higher_is_better"), bool):
-            better = "maximize" if higher else "minimize"
-            say(f"the sweeper receives {summary['metric_name']} unchanged: configure it to {better} this metric")
+            better, metric = "maximize" if higher else "minimize", metric_in_words(summary)
+            say(f"the sweeper receives {metric} unchanged: configure it to {better} this metric")
+            if summary.get("metric_split") == "test":
+                warn(["there is no validation data: the sweeper chooses by test data, whose figures then are too good"])
             return True
     return False

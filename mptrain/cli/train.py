@@ -16,6 +16,7 @@ from mptrain.cli.messages import print_rows, say, supports_colour, warn
 from mptrain.config.trust import allow_argument, allowed_packages, search_path
 from mptrain.numerics import words
 from mptrain.parallel.torchrun import torchrun_command
+from mptrain.precision.alignment import unaligned_in_words
 from mptrain.run.attempt import Outcome, RunInfo
 from mptrain.run.describe import describe_parts
 from mptrain.run.evaluation import Evaluation, evaluate_run
@@ -24,6 +25,7 @@ from mptrain.run.start import launch
 from mptrain.runlog.atomic_files import readable_bytes, write_atomically
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.strict_json import read_object
+from mptrain.runlog.summary_file import memory_in_words
 from mptrain.system.errors import EXIT_OK
 from mptrain.system.records import EventRecord, Record
 
@@ -152,6 +154,7 @@ def displays(info: RunInfo) -> Sequence[Sink]:
     start = f", resuming from {info.from_step:,}" if info.from_step else ""
     rows = [
         *describe_parts(config, parts).items(),
+        ("dimensions", unaligned_in_words(parts.model) if parts.policy.half else ""),
         ("device", f"{parts.device}{ranks}{support}"),
         ("steps", f"{info.planned:,}{start}"),
         ("run", str(info.root)),
@@ -162,7 +165,7 @@ def displays(info: RunInfo) -> Sequence[Sink]:
         warn([f"precision={config.precision.name} on {parts.device}: {info.support.advice}"])
     warn(info.warnings)
     return [
-        _Warnings(),
+        _Remarks(),
         make_display(config.log, sys.stdout, title=title, term=parts.task.term),
     ]
 
@@ -183,15 +186,17 @@ def make_display(log: LogOptions, stream: IO[str], title: str = "", term: str = 
     return PlainLines(stream, log.lines, term)
 
 
-class _Warnings:
-    """Sink that prints the warnings of a run as they occur."""
+class _Remarks:
+    """Sink that prints the warnings of a run as they occur, and the memory that was counted before its first step."""
 
     def take(self, record: Record) -> None:
         if isinstance(record, EventRecord) and record.kind == "warning":
             warn([record.fields["message"]])
+        elif isinstance(record, EventRecord) and record.kind == "memory":
+            print_rows("counted before training", [("memory", memory_in_words(record.fields))])
 
     def close(self) -> None:
-        """Do nothing; every warning is already printed."""
+        """Do nothing; everything is already printed."""
 
 
 def _close(outcome: Outcome, packages: Sequence[str]) -> int:

@@ -68,7 +68,7 @@ def _by_seed(name: str, runs: Iterable[RunMeasures]) -> tuple[RunMeasures, ...]:
     for run in runs:
         if other := by_seed.get(run.seed):
             raise UsageError(
-                f"two runs of {name} have seed {run.seed}: {other.path} and {run.path}",
+                f"two runs{f' of {name}' if name else ' of an arm'} have seed {run.seed}: {other.path} and {run.path}",
                 "leave one of them out: an arm has one run per seed",
             )
         by_seed[run.seed] = run

@@ -11,7 +11,7 @@ from mptrain.comparison.arms import choose_reference, pair_by_seed
 from mptrain.comparison.evidence import Sample, pair, sample
 from mptrain.comparison.explanations import max_concurrent_runs, remarks
 from mptrain.comparison.fairness import check_fairness, differing_keys
-from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings
+from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings, neither_learned
 from mptrain.comparison.results import Arm, ArmResult, ArmVerdict, Comparison, Interval, Objection, RunMeasures
 from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import mean_interval, ratio_interval, rounding_spread
@@ -163,13 +163,17 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         rounding=rounding_spread(step, step),
         margin=margin,
     )
+    higher = metric.higher_is_better
+    alike = neither_learned(
+        [a for a, _ in complete], [b for _, b in complete], metric.name, margin, higher_is_better=higher
+    )
     speed = _ratio(both_done, lambda run: run.terms_per_second)
     memory = _ratio(both_done, lambda run: run.peak_memory)
     return replace(
         alone,
         difference=evidence.difference,
         equivalence=evidence.equivalence,
-        verdict=decide(evidence),
+        verdict=decide(replace(evidence, unlearned=alike)),
         speed=speed,
         time=_ratio(both_done, lambda run: run.train_seconds),
         memory=memory,

@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from mptrain.config.config_diff import IGNORED, diff
+from mptrain.config.config_diff import IGNORED, flattened
 
 #: Placeholder for the value of a missing key.
 ABSENT = "(absent)"
@@ -26,7 +26,7 @@ def flat_settings(yaml: str) -> Mapping[str, Any]:
 
     Empty sections are left out. Results are cached, because one comparison reads the same configuration many times.
     """
-    return MappingProxyType({key: value for key, _, value in diff("{}", yaml, ()) if value != {}})
+    return MappingProxyType({key: value for key, value in flattened(yaml).items() if value != {}})
 
 
 def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> dict[str, tuple[Any, Any]]:

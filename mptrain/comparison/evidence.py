@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import stats
 
 from mptrain.comparison.results import Equivalence, Interval, RunMeasures
@@ -58,6 +59,7 @@ class PairedEvidence:
         seeds: Seeds of either arm; for a seed that is not shared, a run is missing or did not finish.
         bound: Difference below which the arm is worse, and above which it is better, or the other way round.
         number: Number that takes the place of the reference; None for a reference.
+        unlearned: Why neither arm has learned, in words; empty if one has, or if that is unknown.
     """
 
     metric: str
@@ -70,6 +72,7 @@ class PairedEvidence:
     seeds: tuple[int, ...] = ()
     bound: float = 0.0
     number: float | None = None
+    unlearned: str = ""
 
     @property
     def arm_only(self) -> set[int]:
@@ -126,3 +129,8 @@ def sign_test(arm_only: int, reference_only: int) -> float:
     Only pairs in which exactly one run failed count, the arm's or the reference's; without any, the p value is 1.
     """
     return float(stats.binomtest(arm_only, arm_only + reference_only).pvalue) if arm_only + reference_only else 1.0
+
+
+def fisher_test(failed: int, runs: int, other_failed: int, others: int) -> float:
+    """Return the two-sided p value of Fisher's exact test (1922) of numbers of failures among unpaired runs."""
+    return float(stats.fisher_exact(np.array([[failed, runs - failed], [other_failed, others - other_failed]])).pvalue)

@@ -29,7 +29,7 @@ FLUSHED = 0.02
 #: Step time in seconds below which a CUDA device mostly launches kernels.
 SHORT_STEP = 0.010
 
-#: Smallest reported shares of unaligned weights, and of memory in use before the model was built.
+#: Smallest reported shares of unaligned weights, and of memory: in use before the model was built, or of FP32 weights.
 UNALIGNED, BEFORE = 0.1, 0.1
 
 #: Fewest steps for a meaningful mean step time.
@@ -54,7 +54,8 @@ def remarks(
             reasons = list(_not_faster(done, others, together)) or [_no_reason(done[0])]
             found += (f"not faster: {reason}" for reason in reasons)
         if memory is not None and not _high(memory) < 1 / FASTER:
-            found += (f"not smaller: {reason}" for reason in _not_smaller(done))
+            reasons = list(_not_smaller(done)) or [_no_reason(done[0])]
+            found += (f"not smaller: {reason}" for reason in reasons)
     flushed = _flushed(arm.runs, reference.runs)
     return (*found, *_untimed(done), *_skipped(arm.runs), *flushed, *_floor(arm.runs), *_ends(arm.runs))
 
@@ -129,6 +130,8 @@ def _not_faster(runs: Sequence[RunMeasures], others: Sequence[RunMeasures], toge
 def _not_smaller(runs: Sequence[RunMeasures]) -> Iterator[str]:
     first = runs[0]
     config = flat_settings(first.config)
+    if first.facts.get("upcast"):
+        yield f"{first.facts.get('support')}: the FP32 copies of their operands take memory that a GPU does not need"
     known = [run for run in runs if run.peak_memory and run.memory_before]
     if known:
         before, peak = fmean(run.memory_before for run in known), fmean(run.peak_memory for run in known)
@@ -137,6 +140,8 @@ def _not_smaller(runs: Sequence[RunMeasures]) -> Iterator[str]:
             yield f"{percent(before / peak)} of the peak{kind} was in use before the model was built, in any precision"
     parameters = first.facts.get("parameters")
     count = f" ({readable_bytes(4 * parameters)} for {parameters:,} parameters)" if parameters else ""
+    if parameters and first.peak_memory and 4 * parameters < BEFORE * first.peak_memory:
+        return  # too small to explain it
     if config.get("precision.master_weights") is True:
         yield f"FP32 master weights{count} are stored in addition to the half-precision weights"
     elif config.get("precision.autocast") is True:

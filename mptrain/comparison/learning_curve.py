@@ -8,12 +8,13 @@ changing the weights. Runs that have not converged, or learned nothing, get a wa
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from mptrain.comparison.results import Aligned, Arm, CurvePoint, RunMeasures
-from mptrain.comparison.statistics import mean_interval
+from mptrain.comparison.statistics import improved, mean_interval
 from mptrain.runlog.run_reader import Run
 
 #: Number of windows over which the training loss is averaged, and the fewest steps in one.
@@ -59,6 +60,20 @@ def _losses(run: Run, steps: int, samples_per_step: float) -> Iterator[CurvePoin
                 samples = round(record.step * samples_per_step)
                 yield CurvePoint(record.step, record.updates, samples, {"train_loss": total / count})
             total, count = 0.0, 0
+
+
+def losses_at_ends(run: Run, course: Sequence[CurvePoint]) -> tuple[float, float]:
+    """Return the mean training loss of the first ten steps, and of the last epoch, or else at the end of the course.
+
+    NaN stands for what is not recorded, and for the losses of several learners, which compete.
+    """
+    rows = list(itertools.islice(run.steps(), _FEWEST))
+    first = [row.loss for row in rows if not row.skipped and math.isfinite(row.loss)]
+    if len({row.learner for row in rows}) != 1 or not first:
+        return math.nan, math.nan
+    windows = [moment.values["train_loss"] for moment in course if "train_loss" in moment.values]
+    last = windows or [epoch.train_loss for epoch in run.epochs()]
+    return sum(first) / len(first), last[-1] if last else math.nan
 
 
 By = Literal["updates", "samples"]
@@ -121,10 +136,10 @@ _LEAST_FALL = 0.05
 
 
 def convergence_warnings(reference: Arm, metric: str, margin: float) -> list[str]:
-    """Return at most one warning, if the finished runs of the reference had not converged or learned.
+    """Return at most one warning, if the finished runs of the reference had not converged, or do not show it.
 
-    Equivalence then says little, because untrained arms agree too. Runs have not converged if the metric still changed
-    by more than the margin between the last two validations, on average.
+    Runs have not converged if the metric still changed by more than the margin between the last two validations, on
+    average.
     """
     runs = [run for run in reference.runs if run.status == "done" and run.course]
     moves = [abs(values[-1] - values[-2]) for run in runs if len(values := _course(run, f"val_{metric}")) > 1]
@@ -141,14 +156,29 @@ def convergence_warnings(reference: Arm, metric: str, margin: float) -> list[str
     losses = [_course(run, "train_loss") for run in runs]
     if any(len(values) < 2 for values in losses):
         return [f"the records do not show whether {reference.name} learned: it was validated once, after few steps"]
-    falls = [1 - values[-1] / values[0] for values in losses if values[0] > 0]
-    if falls and (fall := sum(falls) / len(falls)) < _LEAST_FALL:
-        return [
-            f"the training loss of {reference.name} fell by only {max(100 * fall, 0):.2g} %: untrained arms also agree"
-        ]
     return []
 
 
 def _course(run: RunMeasures, name: str) -> list[float]:
     values = (moment.values.get(name, math.nan) for moment in run.course)
     return [value for value in values if math.isfinite(value)]
+
+
+def neither_learned(
+    arm: Sequence[RunMeasures], reference: Sequence[RunMeasures], metric: str, margin: float, *, higher_is_better: bool
+) -> str:
+    """Return why no finished run of an arm and of the reference has learned; empty if one has, or if it is unknown."""
+    arms = [[run for run in some if math.isfinite(run.metrics.get(metric, math.nan))] for some in (arm, reference)]
+    runs = [run for some in arms for run in some]
+    if runs and higher_is_better and all(run.metrics[metric] == 0 for run in runs):
+        return f"{metric} is 0 in every run"
+    falls = [1 - run.losses[1] / run.losses[0] if run.losses[0] > 0 else math.nan for run in runs]
+    if not falls or not all(fall < _LEAST_FALL for fall in falls):
+        return ""
+    sign = 1 if higher_is_better else -1
+    for some in arms:
+        courses = [values for run in some if len(values := _course(run, f"val_{metric}")) > 1]
+        gains = [sign * (values[-1] - values[0]) for values in courses]
+        if gains and (improved(gains) or max(gains) > margin):
+            return ""
+    return f"the training loss of no run fell by {100 * _LEAST_FALL:.0f} %, nor is {metric} better than at the start"

@@ -1,12 +1,16 @@
-"""Ranking of a sweep's settings by their final metric; names the best and worst if their 95 % CIs are disjoint.
+"""Ranking of a sweep's settings by validation metrics; names the best and worst if their 95 % CIs are disjoint.
+
+Settings are chosen by validation data, because the best of many figures on the data that it is chosen by is too good.
+The figure of the chosen one on test data stands beside it.
 
 A sweep trains one run for each combination of values of its keys. A setting is a combination without the seed. The 95 %
-confidence interval (CI) of a setting with one run is over test samples, as the run recorded it. That of a setting with
+confidence interval (CI) of a setting with one run is over samples, as the run recorded it. That of a setting with
 several seeds is over seeds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mptrain.comparison.configurations import short_label
+from mptrain.comparison.logs.question import lower_is_better
 from mptrain.numerics.words import listed
-from mptrain.runlog.sweeps import SweepJob, interval_of, overrides_of, varied_keys
+from mptrain.runlog.sweeps import Sweep, SweepJob, interval_of, overrides_of, varied_keys
+from mptrain.system.errors import UsageError
 
 SEED: Final = "seed"
 
@@ -32,7 +38,7 @@ class RankedSetting:
         value: The metric, averaged over seeds.
         low: Lower end of the 95 % confidence interval (CI), and ``high`` its upper end; NaN if unknown.
         seeds: Number of runs, one for each seed.
-        over_seeds: Whether the 95 % CI is over seeds; otherwise it is over test samples.
+        over_seeds: Whether the 95 % CI is over seeds; otherwise it is over samples.
     """
 
     name: str
@@ -58,10 +64,37 @@ class RankedSetting:
         return replace(self, low=low, high=high)
 
 
+def selected(sweep: Sweep, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``summary.json`` of a job as settings of its sweep are chosen: its metric is that on validation data.
+
+    ``test_metric`` is the figure on test data. The sweep may name another metric than the task's (``--objective``).
+    Without validation data, and of a comparison, which is planned and chooses nothing, the summary is as it is.
+    """
+    objective = sweep.plan.get("objective") if sweep.kind == "sweep" else None
+    name = str(objective or summary.get("metric_name"))
+    on_val, on_test = summary.get("val") or {}, summary.get("test") or {}
+    split, figures = ("val", on_val) if on_val else ("test", on_test)
+    if sweep.kind != "sweep" or not summary or (name not in on_val and not objective):
+        return dict(summary)
+    higher = summary.get("higher_is_better")
+    if name != summary.get("metric_name"):
+        with contextlib.suppress(UsageError):
+            higher = not lower_is_better(name)
+    return {
+        **summary,
+        "metric": figures.get(name),
+        "metric_name": name,
+        "metric_split": split,
+        "higher_is_better": higher,
+        "intervals": summary.get("val_intervals" if on_val else "intervals") or {},
+        **({"test_metric": on_test[name]} if on_val and name in on_test else {}),
+    }
+
+
 def rank(name: str, summaries: Sequence[dict[str, Any]]) -> RankedSetting:
     """Return the final metric of a setting of a sweep: the mean over its runs, with a 95 % confidence interval.
 
-    With several different values, the interval is over seeds; else it is over test samples, as recorded. There is at
+    With several different values, the interval is over seeds; else it is over samples, as recorded. There is at
     least one summary (``summary.json``), and all have a finite metric.
     """
     values = [float(summary["metric"]) for summary in summaries]
@@ -108,6 +141,25 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
     return f"best {number(best.value)} at {best.name}{beside}, worst {number(worst.value)} at {lowest}{doubt}"
 
 
+def _chosen(
+    settings: Mapping[str, Sequence[Mapping[str, Any]]],
+    ranked: Sequence[RankedSetting],
+    number: Callable[[float], str],
+    *,
+    higher_is_better: bool | None,
+) -> str:
+    """Return the test figure of the best setting as a sentence; empty if there is none, or no direction."""
+    summaries = [summary for some in settings.values() for summary in some]
+    if {summary.get("metric_split") for summary in summaries} == {"test"}:
+        return " There is no validation data: what is best here was chosen by test data, and looks better than it is."
+    if higher_is_better is None:
+        return ""
+    best = (max if higher_is_better else min)(ranked, key=lambda one: one.value)
+    on_test = [summary.get("test_metric") for summary in settings[best.name]]
+    known = [value for value in on_test if value is not None]
+    return f" On test data, {best.name} has {number(statistics.fmean(known))}." if known else ""
+
+
 def _named(one: RankedSetting, ranked: Sequence[RankedSetting]) -> str:
     """Return the names of all settings with the value of one of them."""
     return listed([other.name for other in ranked if other.value == one.value], _MOST_NAMED)
@@ -129,15 +181,22 @@ def _for_a_choice_among(count: int) -> float:
 def sweep_lead(
     jobs: Sequence[SweepJob], summaries: Mapping[int, Mapping[str, Any]], number: Callable[[float], str]
 ) -> str:
-    """Summarise the final metrics of a sweep in one sentence: the best and the worst setting, as far as 95 % CIs tell.
+    """Summarise the metrics of a sweep in a few sentences: the best and the worst setting, as far as 95 % CIs tell.
 
-    ``summaries`` has the ``summary.json`` of runs by job number, and ``number`` formats a value of the metric.
+    ``summaries`` has the summaries of runs as `selected`, by job number, and ``number`` formats a value of the metric.
     """
     found = {job.number: dict(summaries.get(job.number, {})) for job in jobs if job.status == "done"}
     valued = {at: summary for at, summary in found.items() if _is_finite(summary.get("metric"))}
     if not valued:
+        for own in found.values():
+            if own and (name := own.get("metric_name")) and "val" in own and "metric" in own and own["metric"] is None:
+                on, there = ("validation", own["val"]) if own["val"] else ("test", own.get("test") or ())
+                return f"No point has {name} on {on} data; recorded: {', '.join(there) or 'none'}."
         return "No point has a final metric yet."
-    name = metric_in_words(next(iter(valued.values())))
+    names = list(dict.fromkeys(map(metric_in_words, valued.values())))
+    if len(names) > 1:
+        return f"Points have {listed(names, _MOST_NAMED)}: figures of different metrics or data are not ranked."
+    name = names[0]
     keys = [key for key in varied_keys(jobs) if key != SEED]
     settings: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
@@ -165,7 +224,8 @@ def sweep_lead(
     more = f" {lost:,} more point{'s' if lost > 1 else ''} ended with a non-finite metric." if lost else ""
     directions = {summary.get("higher_is_better") for summary in valued.values()}
     direction = directions.pop() if len(directions) == 1 else None
-    return f"{name}: {ranking(ranked, higher_is_better=direction, number=number)}.{more}"
+    chosen = _chosen(settings, ranked, number, higher_is_better=direction)
+    return f"{name}: {ranking(ranked, higher_is_better=direction, number=number)}.{chosen}{more}"
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:
@@ -178,7 +238,7 @@ def _of_what(ranked: Iterable[RankedSetting]) -> str:
     several = {one.over_seeds for one in ranked}
     if len(several) > 1:
         return ""
-    return "over seeds " if several == {True} else "over test samples "
+    return "over seeds " if several == {True} else "over samples "
 
 
 def _is_finite(value: object) -> bool:

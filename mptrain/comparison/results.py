@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +25,11 @@ from mptrain.system.validation import build
 #: Text and digests of a run, which commands leave out of what they print for programs.
 _ON_DISK = Field(exclude=True)
 
-Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
+#: Verdicts on an arm. The last three answer questions that only logs are asked.
+Word = Literal[
+    "reference", "better", "equivalent", "worse", "neither has learned", "undecided",
+    "not inferior", "beats target", "misses target",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,8 @@ class Equivalence:
 class ArmVerdict:
     """Verdict on an arm against the reference of a comparison, with the reason in one sentence.
 
-    The word is ``better``, ``equivalent``, ``worse`` or ``undecided``; ``reference`` for the reference itself.
+    The word is ``better``, ``equivalent``, ``worse``, ``neither has learned`` or ``undecided``; ``reference`` for the
+    reference itself.
     """
 
     word: Word
@@ -142,6 +147,8 @@ class RunMeasures:
         train_seconds: Wall time of all training steps in seconds, including warm-up; NaN if not recorded.
         peak_memory: Peak memory in bytes; 0 if not recorded.
         memory_before: Bytes in use before the model was built; 0 if not recorded.
+        memory_by_use: Bytes of a step by use, counted: ``weights``, ``master_weights``, ``gradients``,
+            ``optimizer_state``, ``activations`` saved for the backward pass; empty if not recorded.
         energy: Energy of the device during training in joules; None if the device does not report it.
         data_wait: Share of training time spent waiting for data, 0 to 1; NaN if not recorded.
         threads: Number of CPU threads; 0 if not recorded.
@@ -158,6 +165,7 @@ class RunMeasures:
         zero_gradients: Mean share of zero activation gradients over the steps with histograms, 0 to 1;
             None without histograms.
         course: The learning curve, in order; not stored with a comparison.
+        losses: Mean training loss of the first ten steps, and at the end; NaN if unknown, or with several learners.
     """
 
     path: str
@@ -199,7 +207,9 @@ class RunMeasures:
     unusable: dict[str, int] = field(default_factory=dict)
     steady_steps: int | None = None
     zero_gradients: float | None = None
+    memory_by_use: dict[str, int] = field(default_factory=dict)
     course: Annotated[tuple[CurvePoint, ...], _ON_DISK] = ()
+    losses: tuple[float, float] = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -272,6 +282,31 @@ class ArmResult:
     differs: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Name of the arm."""
+        return self.arm.name
+
+    @property
+    def runs(self) -> tuple[RunMeasures, ...]:
+        """Runs of the arm, by seed."""
+        return self.arm.runs
+
+    @property
+    def mean(self) -> Interval | None:
+        """Mean of the compared metric, by the name that it has in a comparison of logs too."""
+        return self.metric
+
+    @property
+    def word(self) -> Word:
+        """The verdict in one word."""
+        return self.verdict.word
+
+    @property
+    def why(self) -> str:
+        """The reason of the verdict."""
+        return self.verdict.why
+
 
 @dataclass(frozen=True)
 class Objection:
@@ -288,7 +323,18 @@ class Objection:
     hint: str = ""
 
 
-@dataclass(frozen=True)
+def as_table(metric: str, arms: Sequence[Any]) -> str:
+    """Return the arms of a comparison, of run directories or logs, as a table of text: what Python prints of it."""
+    rows = [("arm", "runs", metric, "difference", "CI", "verdict")]
+    for arm in arms:
+        mean, by = arm.mean, arm.difference
+        between = (f"{by.mean:+.4g}", f"{by.low:+.4g} to {by.high:+.4g}") if by else ("-", "-")
+        rows.append((arm.name, f"{len(arm.runs)}", f"{mean.mean:.6g}" if mean else "-", *between, arm.word))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """A comparison of arms with a reference: results of each arm, and all that limits their meaning.
 
@@ -312,6 +358,9 @@ class Comparison:
     objections: tuple[Objection, ...] = ()
     checks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return as_table(f"{self.metric} ({self.split})", self.arms)
 
 
 #: Version of the JSON layout.

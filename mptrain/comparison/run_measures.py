@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import Any
 
 from mptrain.comparison.configurations import chosen_options, flat_settings
-from mptrain.comparison.learning_curve import learning_curve
+from mptrain.comparison.learning_curve import learning_curve, losses_at_ends
 from mptrain.comparison.results import RunMeasures
 from mptrain.numerics.exponents import merged, total
 from mptrain.runlog.run_reader import Run
@@ -105,6 +105,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
         train_seconds=_number(summary.get("train_seconds")),
         peak_memory=int(summary.get("peak_memory") or 0),
         memory_before=int(summary.get("memory_before") or 0),
+        memory_by_use=dict(summary.get("memory_by_use") or {}),
         energy=summary.get("energy_joules"),
         data_wait=_number(summary.get("data_wait")),
         device=run.state.device,
@@ -119,7 +120,8 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
         data_card=_digest_of_data(run),
         unusable=dict(summary.get("unusable_samples") or {}),
         steady_steps=summary.get("steady_steps"),
-        course=learning_curve(run, steps, samples),
+        course=(course := learning_curve(run, steps, samples)),
+        losses=losses_at_ends(run, course),
     )
 
 

@@ -69,6 +69,14 @@ def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float 
     return Interval(mean, mean - half, mean + half, spread, len(values), level)
 
 
+def improved(gains: Sequence[float], alpha: float = 0.05) -> bool:
+    """Return whether runs have gained since their start, beyond chance (one-sided t test); True if that is unknown."""
+    known = [gain for gain in gains if not math.isnan(gain)]
+    if len(known) < 2 or not all(map(math.isfinite, known)):
+        return not known or max(known) > 0
+    return mean_interval(known, 1 - 2 * alpha).low > 0
+
+
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], level: float = 0.95) -> Interval:
     """Return the geometric mean of paired ratios, such as speed-ups, with its confidence interval.
 
@@ -137,21 +145,35 @@ def looks_skewed(values: Sequence[float]) -> bool:
     return abs(skewness) > 1
 
 
-def bootstrap_p(differences: Sequence[float], margin: float, rounding: float = 0.0, side: int = 0) -> float:
+def bootstrap_p(
+    values: Sequence[float],
+    margin: float,
+    rounding: float = 0.0,
+    side: int = 0,
+    reference: Sequence[float] = (),
+    rounding_of_reference: float = 0.0,
+) -> float:
     """Return the p value of two one-sided bootstrap-t tests of a mean difference: the larger of both p values.
 
-    With ``side`` it is that of one test: 1 against "above margin", -1 against "below -margin". As `tost_p`, but the
-    distribution of t is that of 9,999 resamples of the differences (Efron 1979), so it follows their skew. They are
-    drawn from a fixed seed; those without spread are left out. There are at least two finite differences, not all
-    equal.
+    ``values`` are differences of pairs, or with ``reference`` those of one of two independent samples. With ``side`` it
+    is that of one test: 1 against "above margin", -1 against "below -margin". As `tost_p`, but the distribution of t is
+    that of 9,999 resamples of each sample (Efron 1979), so it follows their skew. They are drawn from a fixed seed;
+    those without spread are left out. Each sample has at least two finite values, not all of them equal in both.
     """
-    unit = math.ldexp(1.0, math.frexp(mean_and_spread(differences)[1])[1])  # a power of two near the spread
-    values, margin, rounding = np.asarray(differences, np.float64) / unit, margin / unit, rounding / unit
-    drawn = np.random.default_rng(0).choice(values, (9_999, len(values)))
-    errors = np.hypot(drawn.std(1, ddof=1), rounding) / math.sqrt(len(values))
-    t = (drawn.mean(1) - values.mean())[errors > 0] / errors[errors > 0]
-    error = math.hypot(values.std(ddof=1), rounding) / math.sqrt(len(values))
-    above, below = (values.mean() + margin) / error, (values.mean() - margin) / error
+    draws = np.random.default_rng(0)
+    samples = [(values, rounding), *([(reference, rounding_of_reference)] if reference else [])]
+    centres, spreads = zip(*(mean_and_spread(some) for some, _ in samples), strict=True)
+    unit = math.ldexp(1.0, math.frexp(max(spreads))[1])  # a power of two near the spread
+    shift, squares, error, sign = np.zeros(9_999), np.zeros(9_999), 0.0, 1
+    for (some, rounded), centre in zip(samples, centres, strict=True):
+        n, own = len(some), np.asarray([one - centre for one in some], np.float64) / unit
+        drawn = draws.choice(own, (9_999, n))
+        shift += sign * (drawn.mean(1) - own.mean())
+        squares += (drawn.var(1, ddof=1) + (rounded / unit) ** 2) / n
+        error, sign = error + (own.var(ddof=1) + (rounded / unit) ** 2) / n, -1
+    t = shift[squares > 0] / np.sqrt(squares[squares > 0])
+    mean = (centres[0] - (centres[1] if reference else 0.0)) / unit
+    above, below = ((mean + by) / math.sqrt(error) for by in (margin / unit, -margin / unit))
     low, high = np.count_nonzero(t >= above), np.count_nonzero(t <= below)
     return float(1 + {0: max(low, high), 1: high, -1: low}[side]) / (1 + len(t))
 

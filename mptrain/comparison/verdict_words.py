@@ -11,8 +11,9 @@ from mptrain.numerics.words import counted, of_seeds, percent
 
 #: What decided, in the order in which it is asked about.
 Reason = Literal[
-    "failures", "few pairs", "worse difference", "biased selection", "equivalence", "better difference", "wide interval"
-]
+    "failures", "few pairs", "worse difference", "biased selection", "unlearned", "equivalence", "better difference",
+    "wide interval",
+]  # fmt: skip
 
 
 def why(reason: Reason, evidence: PairedEvidence) -> str:
@@ -25,6 +26,8 @@ def why(reason: Reason, evidence: PairedEvidence) -> str:
         return f"{failed}; with failed runs in either arm, no arm is better or equivalent"
     if reason == "few pairs" or difference is None:
         return "; ".join(filter(None, (failed, _too_few(evidence))))
+    if reason == "unlearned":
+        return f"{evidence.unlearned}, and untrained arms agree whatever differs"
     if reason == "worse difference":
         return _different(evidence, difference) + (f"; also, {failed}" if failed else "")
     if reason == "better difference":

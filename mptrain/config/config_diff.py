@@ -29,7 +29,7 @@ def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
     """
     flat = {
         key: float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        for key, value in _flat(yaml, ignoring).items()
+        for key, value in flattened(yaml, ignoring).items()
     }
     text = json.dumps(flat, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -37,7 +37,7 @@ def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
 
 def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> list[tuple[str, Any, Any]]:
     """Return (key, old value, new value) where two saved configurations differ; ``"(absent)"`` if missing."""
-    old, new = _flat(old_yaml, ignoring), _flat(new_yaml, ignoring)
+    old, new = flattened(old_yaml, ignoring), flattened(new_yaml, ignoring)
     keys = [*old, *(key for key in new if key not in old)]
     sections = {
         key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)
@@ -58,7 +58,8 @@ def describe_change(key: str, before: Any, after: Any) -> str:
     return f"{key} was {show(before)}, now {show(after)}"
 
 
-def _flat(yaml: str, ignoring: Sequence[str]) -> dict[str, Any]:
+def flattened(yaml: str, ignoring: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values of a configuration by dotted key, without the keys and sections in ``ignoring``."""
     flat: dict[str, Any] = {}
 
     def visit(node: Any, key: str) -> None:

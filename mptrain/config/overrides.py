@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -22,6 +21,7 @@ from mptrain.config.synonyms import model_named, near_options, optimizer_named
 from mptrain.config.value_checks import show
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 from mptrain.system.errors import Problem, either
+from mptrain.system.files import expanded
 
 #: Groups that every run needs.
 REQUIRED = (*TARGET_GROUPS, "precision")
@@ -225,7 +225,7 @@ def _meant(group: str, word: str, catalogue: Catalogue) -> str:
 def _of_ones_own(group: str, word: str, catalogue: Catalogue) -> str:
     """Return the hint for a path or a dotted name given as an option, which means code or data of the user's own."""
     if "/" in word or word.endswith((".yaml", ".yml", ".py")):
-        if group == "dataset" and Path(word).expanduser().is_dir():
+        if group == "dataset" and expanded(word).is_dir():
             return f"for images with one folder per class set dataset=image_folder dataset.root={word}"
         return f"for an option of your own, save it as DIR/{group}/NAME.yaml and write --config-dir DIR {group}=NAME"
     if group in TARGET_GROUPS and all(part.isidentifier() for part in word.split(".")) and "." in word:

@@ -7,15 +7,21 @@ host runs ahead of the device there, so the exchange costs no device time.
 
 from __future__ import annotations
 
+import itertools
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import override
 
+from mptrain.engine.termination import SAME_MODULES
+from mptrain.system.errors import ConfigError
+
 if TYPE_CHECKING:
+    from mptrain.engine.buffer_guard import BufferGuard
     from mptrain.engine.interrupt import SignalListener
-    from mptrain.parallel.communicator import Communicator
+    from mptrain.parallel.strategy import ParallelStrategy
     from mptrain.workloads.base.batch import Batch
 
 
@@ -58,12 +64,16 @@ class DistributedBatchSync(BatchSync):
     """Source of training batches and of requests to stop, agreed between several ranks.
 
     Only the clock of rank 0 counts for the time limit. An epoch ends for all as soon as one rank has no more batches,
-    and an error of one rank is raised on all.
+    and an error of one rank is raised on all. Its methods raise ConfigError if the ranks' last step was not the same:
+    with sharded weights, ranks that run different modules are given each other's; buffers that grow may have other
+    sizes. Those of one size get the values of rank 0.
     """
 
-    def __init__(self, interrupts: SignalListener, late: Callable[[], bool], comm: Communicator) -> None:
+    def __init__(
+        self, interrupts: SignalListener, late: Callable[[], bool], strategy: ParallelStrategy, guard: BufferGuard
+    ) -> None:
         super().__init__(interrupts, late)
-        self._comm = comm
+        self._comm, self._strategy, self._guard = strategy.comm, strategy, guard
         self._asked: str | None = None
         self._over = False
 
@@ -102,11 +112,43 @@ class DistributedBatchSync(BatchSync):
 
     def _wishes(self) -> list[int]:
         heard = self._interrupts.received
-        return [heard == "SIGINT", heard not in (None, "SIGINT"), self._comm.is_rank_zero and self._late()]
+        number = zlib.crc32(repr(self._last_step()).encode()) >> 12
+        late = self._comm.is_rank_zero and self._late()
+        return [heard == "SIGINT", heard not in (None, "SIGINT"), late, number, number**2]
 
-    def _hear(self, interrupted: int, signalled: int, late: int) -> None:
+    def _hear(self, interrupted: int, signalled: int, late: int, number: int, squares: int) -> None:
+        if number**2 != squares * self._comm.world_size:  # equal only of equal numbers
+            self._refuse_other_step()
+        self._strategy.gathered.clear()
+        if reshaped := self._guard.lasting_reshaped:
+            self._guard.agree()
+            self._strategy.broadcast_buffers([*reshaped.values()])
         if interrupted or signalled:
             own = self._interrupts.received
             self._asked = "SIGINT" if interrupted else own if own not in (None, "SIGINT") else "SIGTERM"
             self._interrupts.received = self._asked  # determines the exit code
         self._over = self._over or late > 0
+
+    def _last_step(self) -> tuple[list[str], list[tuple[str, str]]]:
+        """Return the modules whose weights the last step gathered, and kinds of the buffers that training reshaped."""
+        reshaped = self._guard.lasting_reshaped.items()
+        return self._strategy.gathered, [(name, f"{one.numel()} of {one.dtype}") for name, one in reshaped]
+
+    def _refuse_other_step(self) -> None:
+        everyones = self._comm.all_gather_object(self._last_step())
+        rank, other = next((rank, one) for rank, one in enumerate(everyones) if one != everyones[0])
+        (modules, sizes), (own_modules, own_sizes) = everyones[0], other
+        if sizes != own_sizes:
+            name = min({*sizes} ^ {*own_sizes})[0]
+            raise ConfigError(
+                f"in the last step the buffer {name} was given another size or dtype on rank {rank} than on rank 0, "
+                "and ranks exchange the values of buffers",
+                "let it grow alike on all ranks, or register it with persistent=False, which keeps it for each rank",
+            )
+        pairs = itertools.zip_longest(modules, own_modules, fillvalue="no other module")
+        zero, name = next((one or "the model", own or "the model") for one, own in pairs if one != own)
+        raise ConfigError(
+            f"in the last step rank 0 ran {zero} where rank {rank} ran {name}, and each was given weights of the "
+            "other: what they learnt in it is wrong, and is not saved",
+            SAME_MODULES,
+        )

@@ -8,21 +8,15 @@ constraint on its norm, a moving average of other parameters).
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
-import itertools
-import pickle
-import random
-import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from mptrain.engine.private_state import PrivateState, kind_of, repeats
 from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.numerics.shards import is_sharded
 from mptrain.numerics.words import listed
@@ -68,7 +62,7 @@ class _Held(NamedTuple):
     places: list[_Place]
     guarded: list[Tensor]
     memory: list[tuple[list[Tensor], Tensor]]
-    lasting: list[Tensor]
+    lasting: dict[str, Tensor]
     sizes: list[tuple[dict[str, Tensor | None], int]]
 
 
@@ -80,11 +74,13 @@ class Undone(NamedTuple):
             if rounding left them as they were.
         private: Paths of the attributes, no buffers, that were changed so that later passes may read it.
         paths: Path of each tensor that an attribute holds and that is no parameter or buffer of the model, by identity.
+        beyond: Path past which nothing was looked at or undone, because too many objects hang from the model; or None.
     """
 
     changed: list[str]
     private: list[str]
     paths: dict[int, str]
+    beyond: str | None
 
 
 class BufferGuard:
@@ -110,10 +106,16 @@ class BufferGuard:
         self.reshaped: set[str] = set()
         self._model = model
         self._followed: list[str] = []
-        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+        self._frozen = [  # by place: FSDP2 exchanges the tensors
+            (f"{path}.{name}".strip("."), module._parameters, name)
+            for path, module in model.named_modules()
+            for name, one in module._parameters.items()
+            if one is not None and not one.requires_grad
+        ]
         self._undone = 0  # times that `unchanged` has increased the version of every guarded tensor
         self._before: _Held | None = None  # what it held at the snapshot, if a buffer has changed its shape since
         self._hold(self._gathered(move=True))
+        self.agree()
 
     def _gathered(self, *, move: bool = False) -> _Held:
         """Find all places of tensors, with buffers and followed parameters to be guarded.
@@ -123,7 +125,7 @@ class BufferGuard:
         places: list[_Place] = []
         sizes: list[tuple[dict[str, Tensor | None], int]] = []
         guarded: list[Tensor] = []
-        lasting: list[Tensor] = []
+        lasting: dict[str, Tensor] = {}
         held = {id(one): one for one in (*self._model.parameters(), *self._model.buffers()) if not is_sharded(one)}
         shared = Counter(storage_key(one.untyped_storage()) for one in held.values())
         by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -143,7 +145,7 @@ class BufferGuard:
                     if (
                         tensor is None
                         or not (kind == "_buffers" or full in self._followed)
-                        or (is_shared and _repeats(tensor))  # its memory is guarded with the tensor that it repeats
+                        or (is_shared and repeats(tensor))  # its memory is guarded with the tensor that it repeats
                     ):
                         places.append(_Place(full, tensors, name, tensor, None))
                         continue
@@ -159,7 +161,7 @@ class BufferGuard:
                         else:
                             by_kind.setdefault((tensor.dtype, tensor.device), []).append(room)
                         if kind == "_parameters" or name not in module._non_persistent_buffers_set:
-                            lasting += [] if room is None else [room]
+                            lasting.update({} if room is None else {full: room})
                     places.append(_Place(full, tensors, name, tensor, seen[id(tensor)]))
         rooms = [*by_kind.values(), *([one] for one in alone)]
         return _Held(places, guarded, [(one, _joined(one).clone()) for one in rooms], lasting, sizes)
@@ -180,8 +182,26 @@ class BufferGuard:
 
     @property
     def lasting(self) -> list[Tensor]:
-        """Flat memory of persistent buffers, such as BatchNorm's running statistics, and of guarded parameters."""
-        return self._held.lasting
+        """Flat memory of persistent buffers, such as BatchNorm's running statistics, and of guarded parameters.
+
+        On all ranks it has the sizes of the last `agree`: memory that nobody reads stands in for a buffer that training
+        has reshaped since.
+        """
+        found = []
+        for name, agreed in self._agreed.items():
+            room = self._held.lasting.get(name)
+            same = room is not None and (room.numel(), room.dtype) == (agreed.numel(), agreed.dtype)
+            found.append(room if room is not None and same else torch.empty_like(agreed))
+        return found
+
+    def agree(self) -> None:
+        """Take notice that the buffers have equal sizes on all ranks now."""
+        self._agreed = dict(self._held.lasting)
+
+    @property
+    def lasting_reshaped(self) -> dict[str, Tensor]:
+        """Flat memory of the persistent buffers that training has made or reshaped, by name."""
+        return {name: self._held.lasting[name] for name in sorted(self.reshaped & self._held.lasting.keys())}
 
     def reshape(self, saved: Mapping[str, Tensor]) -> None:
         """Give buffers that training had reshaped or made the shape that they had when they were saved, by name."""
@@ -199,10 +219,11 @@ class BufferGuard:
 
     def follow(self, names: Iterable[str]) -> None:
         """Guard parameters, the same on all ranks, like buffers from now on; all ranks get the values of rank 0."""
-        new = {place.path: place.tensor for place in self._held.places if place.memory is None}
+        new = {place.path: place.tensor for place in self._held.places if place.memory is None}  # alike on all ranks
         self._followed += (found := [name for name in names if new.get(name) is not None])
         if found:
             self._hold(self._gathered())
+            self.agree()
         for name in found:
             for masters in self.masters:
                 masters.follow(new[name])  # type: ignore[arg-type]
@@ -225,7 +246,9 @@ class BufferGuard:
         Raises ConfigError if a trained parameter was replaced, or a parameter has another shape or dtype; `Thawed` if a
         frozen one requires a gradient.
         """
-        if thawed := [name for name, one in self._frozen if one.requires_grad]:
+        if thawed := [
+            full for full, own, name in self._frozen if (one := own.get(name)) is not None and one.requires_grad
+        ]:
             self._frozen = []
             raise Thawed(
                 f"{listed(thawed)} {'requires' if len(thawed) == 1 else 'require'} a gradient in training, and did not "
@@ -250,7 +273,7 @@ class BufferGuard:
                 place.path
                 for place in self._held.places
                 if (now := place.memory) is not None
-                if (old := before.get(place.path)) is None or _kind(old) != _kind(now)
+                if (old := before.get(place.path)) is None or kind_of(old) != kind_of(now)
             }
 
     @torch.no_grad()
@@ -258,7 +281,7 @@ class BufferGuard:
         """Copy what a module holds in a place to its memory; return False for a buffer that does not fit there."""
         path, tensors, name, tensor, memory = place
         current, home = tensors.get(name), tensor if memory is None else memory
-        same = current is not None and home is not None and _kind(current) == _kind(home)
+        same = current is not None and home is not None and kind_of(current) == kind_of(home)
         fits = same and (current is tensor or self._uses[id(tensor)] == 1)
         if isinstance(tensor, nn.Parameter) and (not fits or (current is not tensor and tensor.requires_grad)):
             raise _exchanged(path, current)
@@ -308,12 +331,12 @@ class BufferGuard:
     def unchanged(self) -> Iterator[None]:
         """Undo all changes of guarded tensors on exit, unless the block raises."""
         self.settle()
-        held, before = self._held, self._before
+        held, before, reshaped = self._held, self._before, set(self.reshaped)
         now = held._replace(memory=[(rooms, _joined(rooms).clone()) for rooms, _ in held.memory])
         yield
         self.settle()
         self._put_back(now)
-        self._held, self._before = held, before
+        self._held, self._before, self.reshaped = held, before, reshaped
         self._undone += 1
 
     @contextlib.contextmanager
@@ -326,7 +349,7 @@ class BufferGuard:
         self.snapshot()
         held, reshaped, changed = self._held, set(self.reshaped), list[str]()
         owners = {"task": task, **dict(self._model.named_modules())}
-        private, attributes = list[str](), _SavedAttributes(owners, [place.tensor for place in held.places])
+        private, attributes = list[str](), PrivateState(owners, [place.tensor for place in held.places])
         parameters = _SavedParameters(held.places)
         halves = [
             (place.path, own, own._version - self._undone, place.memory, place.memory.to("cpu", copy=True))
@@ -335,7 +358,7 @@ class BufferGuard:
             if place.memory.is_floating_point() and place.memory.dtype.itemsize == 2
         ]
         try:
-            yield Undone(changed, private, attributes.paths)
+            yield Undone(changed, private, attributes.paths, attributes.beyond)
             self.settle()
             changed += [
                 path
@@ -345,9 +368,11 @@ class BufferGuard:
             parameters.require_same_kinds()
         finally:
             changed += parameters.put_back()
-            private += attributes.put_back()
-            self._put_back(held)
-            self.reshaped = reshaped
+            try:
+                private += attributes.put_back()
+            finally:  # objects of a user may raise anything
+                self._put_back(held)
+                self.reshaped = reshaped
 
     def _put_back(self, held: _Held) -> None:
         """Give all tensors back to their modules, with saved values, and remove buffers that are new."""
@@ -376,10 +401,6 @@ def _flat(tensor: Tensor) -> Tensor | None:
     return None if order is None and not tensor.is_contiguous() else flat(tensor, order)
 
 
-def _repeats(tensor: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
 def _joined(rooms: list[Tensor]) -> Tensor:
     return rooms[0] if len(rooms) == 1 else torch.cat(rooms)
 
@@ -404,7 +425,7 @@ class _SavedParameters:
     def require_same_kinds(self) -> None:
         """Raise ConfigError if a parameter has another dtype, shape or device now."""
         for path, one, memory, *_ in self._saved:
-            if _kind(one) != _kind(memory):
+            if kind_of(one) != kind_of(memory):
                 raise _exchanged(path, one)
 
     def put_back(self) -> list[str]:
@@ -428,128 +449,13 @@ def _host_copies(places: Iterable[_Place]) -> list[tuple[str, nn.Parameter, Tens
     ]
 
 
-class _SavedAttributes:
-    """Attributes and submodules of objects, by their paths, with copies of all that passes may change in them.
-
-    Followed are lists, sets, dictionaries, deques, modules, and objects of classes that neither Python nor torch, NumPy
-    or mptrain define. Their tensors, except ``known`` ones, arrays and random generators are copied.
-    """
-
-    def __init__(self, owners: Mapping[str, object], known: Iterable[Tensor | None]) -> None:
-        self.paths: dict[int, str] = {}
-        self._quiet: set[int] = set()  # mappings of modules, whose names belong to the guard
-        self._held: list[tuple[str, Any, Any]] = []
-        self._values: list[tuple[str, Callable[[], Any], Callable[[Any], object], Any]] = []
-        seen: dict[int, Any] = {id(one): one for one in (*known, None)}
-        left, given = [*owners.items()], {id(one) for one in owners.values()}
-        while left:
-            path, one = left.pop()
-            if isinstance(one, (int, float, complex, str, bytes)) or id(one) in seen:
-                continue
-            seen[id(one)] = one
-            if isinstance(one, Tensor):
-                self.paths[id(one)] = path
-            if access := _access(one):
-                self._values.append((path, *access, copy.deepcopy(access[0]())))
-            if isinstance(one, (list, set, deque)):
-                self._held.append((path, one, list(one)))
-                left += [(f"{path}[{place}]", value) for place, value in enumerate(itertools.islice(one, _MOST))]
-            elif isinstance(one, dict):
-                self._held.append((path, one, dict(one)))
-                left += [(f"{path}.{key}".strip("."), value) for key, value in itertools.islice(one.items(), _MOST)]
-            elif isinstance(one, nn.Module) or id(one) in given or _is_foreign(type(one)):
-                own = getattr(one, "__dict__", {})
-                self._held.append((path, own, dict(own)))
-                left += [
-                    (f"{path}.{name}".strip("."), value) for name, value in own.items() if name not in _OF_EVERY_MODULE
-                ]
-                registered = [own[name] for name in _REGISTERED if type(own.get(name)) is dict]
-                self._quiet.update(map(id, registered))
-                left += [(path, one) for one in registered]
-
-    def put_back(self) -> list[str]:
-        """Restore everything, and return the paths of what was changed and may be read in a later pass."""
-        found: list[str] = []
-        for path, now, kept in self._held:
-            if isinstance(now, dict):
-                names = [name for name in {**now, **kept} if now.get(name, now) is not kept.get(name, now)]
-                pairs = [(f"{path}.{name}".strip("."), kept.get(name), now.get(name)) for name in names]
-            else:
-                same = len(now) == len(kept) and all(one is other for one, other in zip(now, kept, strict=True))
-                pairs = [] if same else [(path, kept, [*now])]
-            if pairs:
-                if id(now) not in self._quiet:
-                    found += [name for name, before, after in pairs if _is_state(before, after)]
-                now.clear()
-                (now.extend if isinstance(now, (list, deque)) else now.update)(kept)
-        for path, read, write, value in self._values:
-            if not _same(read(), value):
-                found += [path]
-                write(value)
-        return [*dict.fromkeys(found)]
-
-
 class Thawed(ConfigError):
     """Error raised if a model lets a parameter learn that was frozen when the optimizer was built."""
 
 
-#: Attributes that every module has, such as its parameters and hooks, and the most values of a container that are seen.
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
-_REGISTERED = ("_modules", "_buffers", "_parameters")
-_MOST = 10_000
-_KNOWN_PACKAGES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "mptrain"})
-
-
-def _is_foreign(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] not in _KNOWN_PACKAGES
-
-
-def _access(one: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
-    """Return functions that read and write the values of a tensor, an array, a generator or a TorchScript module."""
-    if isinstance(one, Tensor):
-        plain = one.layout == torch.strided and not one.is_inference() and not is_sharded(one)
-        whole = functools.partial(torch.clone, one.detach(), memory_format=torch.contiguous_format)
-        return (whole if _repeats(one) else one.detach, functools.partial(_overwrite, one)) if plain else None
-    if isinstance(one, np.ndarray):
-        return one.copy, functools.partial(np.copyto, one)
-    if isinstance(one, np.random.Generator):
-        return lambda: one.bit_generator.state, functools.partial(setattr, one.bit_generator, "state")
-    if isinstance(one, (torch.Generator, np.random.RandomState)):
-        return one.get_state, one.set_state
-    if type(one) is random.Random:
-        return one.getstate, one.setstate
-    return None
-
-
-def _same(now: Any, before: Any) -> bool:
-    if isinstance(now, Tensor):
-        return _kind(now) == _kind(before) and bool(((now == before) | ((now != now) & (before != before))).all())
-    return pickle.dumps(now) == pickle.dumps(before)
-
-
-def _overwrite(tensor: Tensor, values: Tensor) -> None:
-    if _kind(tensor) == _kind(values):
-        tensor.detach().copy_(values)
-    else:
-        tensor.data = values
-
-
-def _is_state(before: Any, after: Any) -> bool:
-    """Return whether an attribute's new value is state for later passes, not a result of this pass."""
-    if isinstance(after, Tensor):
-        return not after.requires_grad
-    if isinstance(after, (list, set, deque, dict)):
-        return not any(isinstance(one, Tensor) and one.requires_grad for one in after)
-    return isinstance(after, (int, float)) and isinstance(before, (int, float)) and after != before
-
-
 def _exchanged(path: str, now: Tensor | None) -> ConfigError:
     return ConfigError(
-        f"the parameter {path} is replaced by {'nothing' if now is None else _kind(now)[0]} in a training step, and "
+        f"the parameter {path} is replaced by {'nothing' if now is None else kind_of(now)[0]} in a training step, and "
         "the optimizer still updates the one that the model was built with",
         "change its values in place instead, under torch.no_grad()",
     )
-
-
-def _kind(tensor: Tensor) -> tuple[str, torch.device]:
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)}", tensor.device

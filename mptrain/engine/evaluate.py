@@ -161,10 +161,11 @@ def gather_model(parts: Parts) -> nn.Module:
     if parts.blank is None:
         return parts.model
     model = copy.deepcopy(parts.blank)
-    buffers = dict(parts.model.named_buffers())
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
+    copies: dict[int, Tensor] = {}
+    for path, module in parts.model.named_modules():
+        own = model.get_submodule(path)._buffers  # training may have made or reshaped some
+        for name, buffer in module._buffers.items():
+            own[name] = None if buffer is None else copies.setdefault(id(buffer), buffer.detach().clone())
     set_extra_states(model, parts.model.state_dict(), "the model")
     dtypes = {name: p.dtype for name, p in model.named_parameters()}
     values = {name: saturated(whole(value), dtypes[name]) for name, value in parts.model.named_parameters()}

@@ -2,8 +2,8 @@
 
 The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (terminal closed) requests an orderly stop; a second Ctrl-C ends the
 process at once. An ignored signal stays ignored, as under nohup, and one that C code handled before Python began keeps
-its handler. Before and after the loop listens there is no step to finish: there, `end_at_signals` and, during imports,
-`exit_at_signals` let the same signals end the process with the same exit code.
+its handler. Before and after the loop listens, and in commands that do not train, there is no step to finish: there,
+`end_at_signals` lets the same signals end the process with the same exit code.
 """
 
 from __future__ import annotations
@@ -50,37 +50,39 @@ def end_at_signals() -> Iterator[None]:
     """Let SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, for code outside of training.
 
     `SignalListener` replaces these handlers while a run trains. Raises Preempted if a signal arrived and the code
-    inside did not handle it.
+    inside did not handle it. While a module is imported, a signal ends the process without an exception, which would
+    leave C extensions half initialised: torch then aborts, or the interruption is reported as an error of a module.
     """
 
     def receive(number: int, frame: FrameType | None) -> None:
+        if _imports(frame):
+            leave_at_once(number)
+        if number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
         raise EndRequested(signal.Signals(number).name)
 
+    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        with _handled(_SIGNALS[1:], receive):
+        with _handled(_SIGNALS if own else _SIGNALS[1:], receive):
             yield
     except EndRequested as asked:
-        raise Preempted(
-            f"{asked.name}, ended at once; nothing was being trained", "run it again", EXIT_PREEMPTED
-        ) from None
+        raise Preempted(f"{asked.name}, {_AT_ONCE}", "run it again", EXIT_PREEMPTED) from None
 
 
-@contextmanager
-def exit_at_signals() -> Iterator[None]:
-    """Let a signal end the process without an exception, for imports of large libraries.
+_AT_ONCE = "ended at once; nothing was being trained"
 
-    An exception that a signal raises inside an import leaves C extensions half initialised. torch then aborts, or the
-    interruption is reported as an error of a module.
-    """
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        said = "interrupted" if number == signal.SIGINT else f"error: {name}, ended at once; nothing was being trained"
-        os.write(2, f"{said}\n".encode())
-        os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED)
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
-    with _handled(_SIGNALS, leave):
-        yield
+
+def leave_at_once(number: int, frame: FrameType | None = None) -> None:
+    """End the process with the line and the exit code of a signal, without an exception: a handler during imports."""
+    said = "interrupted" if number == signal.SIGINT else f"stopped: {signal.Signals(number).name}, {_AT_ONCE}"
+    os.write(2, f"{said}\n".encode())
+    os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED)
 
 
 class SignalListener:

@@ -52,12 +52,12 @@ class Loop:
         self._batch_sync = (
             BatchSync(self.interrupts, self._time_is_over)
             if one_rank
-            else DistributedBatchSync(self.interrupts, self._time_is_over, parts.comm)
+            else DistributedBatchSync(self.interrupts, self._time_is_over, parts.learners[0].strategy, parts.plan.guard)
         )
         graphs = options.train.engine == "graph" and one_rank
         self._runner = StepRunner(parts, self.telemetry.rings, capture_on(parts.device) if graphs else None)
         self._within_step = False
-        self._rehearsed = False
+        self._activations: int | None = None  # bytes that a pass saves; None before the rehearsal
         self._random: dict[str, Any] = {}  # random state before the last step, if that step may end the run
 
     @property
@@ -98,7 +98,8 @@ class Loop:
         except StorageError as error:  # the last checkpoint on record may be missing
             self.telemetry.event("storage", message=str(error))
             raise
-        return summarise(self.parts, self.options, self.progress, self.telemetry.step_log.learner_logs)
+        logs = self.telemetry.step_log.learner_logs
+        return summarise(self.parts, self.options, self.progress, logs, self._activations)
 
     def require_success(self) -> None:
         """Raise NumericsError if the run trained nothing because of its numerics; warn if it was too short to."""
@@ -114,12 +115,13 @@ class Loop:
         while not self._finished or progress.evaluated_at != progress.step:
             self.train_epoch()
             completed = progress.epoch + (progress.batch >= self.steps_per_epoch)
-            if not self._validation.end_epoch(completed, self._move_on):
+            if not self._validation.end_epoch(completed, self._move_on, last=self._finished):
                 self._obey_signals()
             if completed > progress.epoch:
                 checkpointing.carried.whole()
                 progress.begin_epoch(completed)
             if self._finished or checkpointing.due_after_epoch():
+                self._batch_sync.should_stop()  # as after a step
                 checkpointing.save()
         self._evaluate_test()
 
@@ -137,6 +139,7 @@ class Loop:
             self._obey_signals()
             if checkpointing.due_after_step() and not self._finished:
                 telemetry.sync()
+                self._batch_sync.should_stop()  # raises if the ranks' steps were not the same
                 checkpointing.save()
 
     def _rest_of_epoch(self) -> Iterator[tuple[SyncedBatch, float]]:
@@ -169,9 +172,8 @@ class Loop:
             first = batch if comm.world_size == 1 else loader.whole_batch(progress.epoch)
             order = data_order(loader, progress.epoch, first)
             self.telemetry.expect(EventRecord("data_order", progress.step, order))
-        if not self._rehearsed:
-            rehearse_run(self.parts, self.options, self.telemetry, batch, self.planned)
-            self._rehearsed = True
+        if self._activations is None:
+            self._activations = rehearse_run(self.parts, self.options, self.telemetry, batch, self.planned)
 
     def attempt(self, batch: Batch) -> None:
         """Attempt and record one training step of every learner; NumericsError after too many overflows in a row."""
@@ -200,7 +202,8 @@ class Loop:
             self._termination.by_overflows(over_overflow_limit, batch, given, self._random)
 
     def _evaluate_test(self) -> None:
-        if "test" in self.parts.loaders and not self._validation.run("test", self.progress.epoch, self._move_on):
+        epoch = self.progress.epoch
+        if "test" in self.parts.loaders and not self._validation.run("test", epoch, self._move_on, intervals=True):
             self._obey_signals()
 
     def _move_on(self) -> bool:

@@ -1,15 +1,24 @@
-"""Memory use of a training run on its device, and the C library's settings for CPU tensors."""
+"""Memory of a training run on its device, measured and counted by use, and the C library's settings for CPU tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.numerics.shards import part
+from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.system import device as devices
 from mptrain.system import machine
+from mptrain.system.torch_private import leaves, saved_for_backward, storage_key, tree_leaves
+
+if TYPE_CHECKING:
+    from mptrain.engine.parts import Parts
+    from mptrain.optimizer.weights import Weights
 
 #: Options of glibc's mallopt(3), and their values for training on a CPU.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -52,3 +61,42 @@ def forget_peak(device: torch.device) -> None:
 def memory_peak(device: torch.device) -> int:
     """Return the most bytes, allocated on an accelerator or resident on a CPU, that were in use since `forget_peak`."""
     return machine.resident_peak() if device.type == "cpu" else devices.memory_peak(device)
+
+
+def saved_bytes(loss: torch.Tensor, model: torch.nn.Module) -> int:
+    """Return the bytes that autograd keeps for the backward pass of a loss, without what the model itself holds."""
+    own = _storages((*model.parameters(), *model.buffers(), *leaves(loss)))
+    return sum(size for key, size in _storages(saved_for_backward(loss)).items() if key not in own)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of the tensors' memory on this rank, each memory once."""
+    dense = (part(one).untyped_storage() for one in tensors if one.layout == torch.strided)
+    return {storage_key(one): one.nbytes() for one in dense}
+
+
+def memory_by_use(parts: Parts, activations: int) -> dict[str, int]:
+    """Return the bytes of a training step on this rank by use, of which ``activations`` are saved for a backward pass.
+
+    ``weights`` are parameters and buffers, ``master_weights`` all FP32 copies, and ``average`` is that of the weights.
+    Half-precision ``gradients`` have FP32 sums beside them. ``optimizer_state`` is left out where an optimizer makes it
+    in its first update, before that. Temporary results are not counted, nor what libraries allocate.
+    """
+    found = {"weights": sum(_storages((*parts.model.parameters(), *parts.model.buffers())).values())}
+    for learner in parts.learners:
+        average = [part(one).nbytes for one in learner.average.values().values()] if learner.average else []
+        for use, size in {**_of_weights(learner.weights), **({"average": sum(average)} if average else {})}.items():
+            found[use] = found.get(use, 0) + size
+    return {**found, "activations": activations}
+
+
+def _of_weights(weights: Weights) -> dict[str, int]:
+    masters = weights.masters
+    copies = sum(
+        work.nbytes for work, half in zip(masters.work, masters.rounded_into(), strict=True) if half is not None
+    )
+    found = {"master_weights": copies, "gradients": copies + sum(own.nbytes for own in masters.parts)}
+    if not isinstance(weights.rule, TorchRule) or weights.updater.step.item():
+        state = tree_leaves(weights.updater.state_dict()["state"])
+        found["optimizer_state"] = sum(part(one).nbytes for one in state if isinstance(one, torch.Tensor))
+    return found

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from mptrain.engine.memory import memory_by_use, saved_bytes
+from mptrain.engine.private_state import is_of_torch
 from mptrain.engine.step import accumulate_gradients
 from mptrain.engine.termination import SAME_MODULES
 from mptrain.numerics.overflow_check import judge
@@ -24,6 +26,7 @@ from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 from mptrain.probe.module_trail import ModuleTrail
+from mptrain.runlog.checkpoint_data import check_plain
 from mptrain.scaler.base import with_scale
 from mptrain.system.device import capabilities, widest
 from mptrain.system.errors import ConfigError, EnvironmentRefused, FirstBatchError, kernel_refusal, out_of_memory
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts
     from mptrain.engine.step import Learner
     from mptrain.engine.telemetry import Telemetry
+    from mptrain.precision.policy import Policy
     from mptrain.workloads.base.batch import Batch
 
 
@@ -57,6 +61,7 @@ class Rehearsal:
         operators: Result of `OperatorCensus.table`; those in ``in_half`` ran with half-precision tensors.
         changed: Names of parameters that passes change, and of buffers in half precision that they write, on any rank.
         doubts: Warnings about what the passes do and training cannot follow, one sentence each.
+        memory: Bytes by use, as `memory_by_use`; activations are those of the largest pass.
     """
 
     untrained: dict[str, list[str]]
@@ -64,18 +69,20 @@ class Rehearsal:
     in_half: frozenset[Any]
     changed: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
-def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
+def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> int:
     """Rehearse a run's first step without an update: record its operators, and warn of deviations from the options.
 
     ``batch`` is this rank's part of the first batch as it was loaded. Afterwards the model is compiled, if that was
-    requested. Raises as `rehearse`.
+    requested. Returns the bytes that a pass saves for its backward pass. Raises as `rehearse`.
     """
     raw, batch = batch, parts.prepare(batch)
     found = rehearse(parts, batch)
     parts.plan.products.leave_out_idle(parts.model, found.in_half)
     telemetry.sink.take(EventRecord("operators", telemetry.step, found.operators))
+    telemetry.sink.take(EventRecord("memory", telemetry.step, dict(found.memory)))
     if any(found.untrained.values()):
         telemetry.sink.take(EventRecord("untrained", telemetry.step, found.untrained))
     for sentence in (*warnings_about(found.untrained), *parts.fault.check(batch, planned)):
@@ -103,6 +110,7 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.warn("train.engine=graph: with several ranks the step runs without a CUDA graph")
     elif options.train.engine == "graph" and not capabilities(parts.device).graphs:
         telemetry.warn("train.engine=graph: only CUDA devices have graphs; the step runs without one")
+    return found.memory["activations"]
 
 
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
@@ -116,7 +124,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     trail, guard = ModuleTrail(check_finite=False), parts.plan.guard
     census = OperatorCensus(trail.module)
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
-    missing, doubts = list[str](), list[str]()
+    missing, doubts, saved = list[str](), list[str](), [0]
     known: dict[int, torch.Tensor] = {id(one): one for one in parts.model.parameters()}
     batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
     with (
@@ -127,22 +135,34 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         for learner in parts.learners:
             learner.weights.gradients.zero_grad()
             random = random_state(parts.device)
-            with _explained(parts, trail), _gathered_unchanged(parts), _leaves_of(learner, parts, known) as leaves:
+            with (
+                _explained(parts, trail),
+                _gathered_unchanged(parts),
+                _leaves_of(learner, parts, known, saved) as leaves,
+                _hooked_tensors() as hooked,
+            ):
                 try:
                     accumulate_gradients(learner, parts.model, batch, plan)
                 finally:
                     _require_dense(learner)
             _require_next_scale(learner)
-            _require_owners(learner, parts, batch, leaves, known, undone.paths)
             missing += learner.weights.gradients.missing()
-            doubts += _doubts_of_hooks(learner, parts, batch, random)
+            with _explained(parts, trail):
+                _require_owners(learner, parts, batch, leaves, known, undone.paths)
+                doubts += _doubts_of_hooks(learner, parts, batch, random, anywhere=bool(hooked))
             learner.weights.gradients.zero_grad()
         _require_same_everywhere(parts, missing)
+        _require_plain_extra_states(parts.model)
     found = _changed_tensors(parts, undone.changed, census)
     if undone.private:
         doubts.append(
             f"training changes {listed(undone.private)} outside of buffers: no checkpoint holds this, and a skipped "
-            "step does not restore it (register_buffer makes a buffer of a tensor)"
+            "step does not restore it (register_buffer makes a buffer of a tensor, get_extra_state saves other values)"
+        )
+    if undone.beyond:
+        doubts.append(
+            f"more objects hang from the model and its task than mptrain looks at: whether training changes what lies "
+            f"beyond {undone.beyond} is not known"
         )
     guard.follow(found)
     model = parts.model if parts.blank is None else parts.blank  # has the dtypes of a forward pass
@@ -154,15 +174,18 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         frozenset(census.in_half),
         tuple(found),
         tuple(doubts),
+        memory_by_use(parts, max(saved)),
     )
 
 
 @contextlib.contextmanager
-def _leaves_of(learner: Learner, parts: Parts, known: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor]]:
+def _leaves_of(
+    learner: Learner, parts: Parts, known: dict[int, torch.Tensor], saved: list[int] | None = None
+) -> Iterator[dict[int, torch.Tensor]]:
     """Find the tensors to which backward passes give gradients, by identity, and which are not ``known``.
 
-    Tensors of the batch are left out, and gathered parameters, which become known. Those that are read within a
-    reentrant checkpoint of activations cannot be seen.
+    ``saved`` gets the bytes that each pass saves. Tensors of the batch are left out, and gathered parameters, which
+    become known. Those that are read within a reentrant checkpoint of activations cannot be seen.
     """
     objective, found = learner.objective, dict[int, torch.Tensor]()
 
@@ -170,6 +193,8 @@ def _leaves_of(learner: Learner, parts: Parts, known: dict[int, torch.Tensor]) -
         loss = objective.loss(model, micro)
         given = {*known, *map(id, micro.tensors().values())}
         found.update({id(leaf): leaf for leaf in leaves(loss) if id(leaf) not in given})
+        if saved is not None:
+            saved.append(saved_bytes(loss, parts.model))
         return loss
 
     def gather(module: nn.Module, given: Any, result: Any) -> None:
@@ -219,18 +244,41 @@ def _require_owners(
         )
 
 
-def _doubts_of_hooks(learner: Learner, parts: Parts, batch: Batch, random: dict[str, Any]) -> list[str]:
-    """Return a warning if hooks of parameters do not scale with the loss, as a clamp of gradients does not.
+@contextlib.contextmanager
+def _hooked_tensors() -> Iterator[list[torch.Tensor]]:
+    """Find the tensors whose gradients get a hook that is none of torch's; autograd keeps no list of them."""
+    found, usual = list[torch.Tensor](), torch.Tensor.register_hook
 
-    ``random`` is the random state before the pass whose gradients the learner has. One rank alone looks.
+    def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
+        if not is_of_torch(hook):
+            found.append(tensor)
+        return usual(tensor, hook)  # type: ignore[no-untyped-call]
+
+    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        torch.Tensor.register_hook = usual  # type: ignore[method-assign]
+
+
+def _doubts_of_hooks(
+    learner: Learner, parts: Parts, batch: Batch, random: dict[str, Any], *, anywhere: bool
+) -> list[str]:
+    """Return a warning if gradients that hooks change do not scale with the loss, as clamped ones do not.
+
+    ``random`` is the random state before the pass whose gradients the learner has; ``anywhere`` says that the pass has
+    hooked functions to gradients of activations. Several ranks do not look, and say so.
     """
-    names = [
-        name for name, one in zip(learner.weights.names, learner.weights.params, strict=True) if has_gradient_hooks(one)
-    ]
-    if not names or learner.scaler.is_identity or parts.comm.world_size > 1:
+    anywhere = anywhere or any(map(has_gradient_hooks, parts.model.modules()))
+    own = zip(learner.weights.names, learner.weights.params, strict=True)
+    names = [name for name, one in own if anywhere or has_gradient_hooks(one)]
+    if not names or learner.scaler.is_identity:
         return []
+    if parts.comm.world_size > 1:
+        where = "gradients of activations" if anywhere else listed(names)
+        return [f"hooks change {where}, and with several ranks it is not tried whether the loss scale spoils them"]
     full, state = learner.weights.gradients.by_name(), learner.scale_state
-    full = {name: full[name].double().norm() for name in names if name in full}
+    full = {name: full[name].clone() for name in names if name in full}
     learner.weights.gradients.zero_grad()
     learner.scale_state = {**state, "scale": state["scale"] / 2}
     try:
@@ -241,12 +289,14 @@ def _doubts_of_hooks(learner: Learner, parts: Parts, batch: Batch, random: dict[
         learner.scale_state = state
     odd = [
         name
-        for name, norm in full.items()
-        if name in half and not torch.isclose(norm, 2 * half[name].double().norm(), rtol=0.1) and norm.isfinite()
+        for name, gradient in full.items()
+        if name in half and gradient.isfinite().all() and (gradient == 0).equal(half[name] == 0)  # none underflows
+        if not torch.isclose(gradient.double().norm(), 2 * half[name].double().norm(), rtol=0.1)
     ]
     return [
-        f"gradients of {listed(odd)} do not grow with the loss scale: a hook of the parameter clamps or adds to scaled "
-        "gradients (mptrain doctor measures the error; optimizer.clip_norm clips after unscaling)"
+        f"gradients of {listed(odd)} do not grow with the loss scale: a hook of a parameter, module or activation "
+        "clamps or adds to scaled gradients (mptrain doctor measures the error; optimizer.clip_norm clips after "
+        "unscaling)"
     ] * bool(odd)
 
 
@@ -375,6 +425,17 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
     )
 
 
+def _require_plain_extra_states(model: nn.Module) -> None:
+    """Refuse extra states of modules that a checkpoint cannot hold."""
+    for path, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            state = module.get_extra_state()
+            try:
+                check_plain(state, f"{path or 'the model'}.get_extra_state()")
+            except TypeError as error:
+                raise ConfigError(f"{error}", "return a tensor, or the bytes of what it returns") from error
+
+
 def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
     """Require of sharded weights that each gets a gradient on all ranks or on none, for the reduce-scatter."""
     if parts.blank is None:
@@ -432,7 +493,7 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
                 f"{type(error).__name__}: {first_line}",
                 "choose a model and a task for the same kind of data: the option of a model chooses its own; "
                 "--traceback shows where it failed"
-                + _rounding_of_indices(parts, error)
+                + rounding_of_indices(parts.policy, error)
                 + ("; if precision=fp32 works, mptrain diagnose names the operator" if parts.policy.half else ""),
             ) from error
         module = trail.raised_in[0] if trail.raised_in else ""
@@ -446,8 +507,9 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
         ) from error
 
 
-def _rounding_of_indices(parts: Parts, error: Exception) -> str:
-    dtype = input_dtype(parts.policy)
+def rounding_of_indices(policy: Policy, error: BaseException) -> str:
+    """Return what to add to the hint of an IndexError of a pass: the cast of inputs may have changed the index."""
+    dtype = input_dtype(policy)
     if not isinstance(error, IndexError) or dtype.itemsize != 2:
         return ""
     return (

@@ -8,24 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.engine.memory import memory_peak
+from mptrain.engine.memory import memory_by_use, memory_peak
 from mptrain.engine.monitor import early_stop
+from mptrain.precision.alignment import unaligned_share
 from mptrain.precision.support import supports
 from mptrain.precision.upcast import uses_upcast
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from mptrain.engine.parts import Options, Parts, Progress
     from mptrain.engine.step_log import LearnerLog
 
 
-def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: Sequence[LearnerLog]) -> dict[str, Any]:
+def summarise(
+    parts: Parts,
+    options: Options,
+    progress: Progress,
+    learner_logs: Sequence[LearnerLog],
+    activations: int | None = None,
+) -> dict[str, Any]:
     """Return the contents of a finished run's ``summary.json`` as plain values.
 
     ``metric`` is from the last evaluation on test data, or on validation data if there are no test data; ``intervals``
-    has the 95 % confidence intervals of all metrics of that evaluation. Ratios are fractions, not per cent. Units are
+    has the 95 % confidence intervals of all metrics of that evaluation, and ``val_intervals`` those of the last one on
+    validation data, by which settings are chosen. Ratios are fractions, not per cent. Units are
     bytes, seconds, joules and loss terms per second; ``steady`` figures leave out the warm-up of each attempt.
+    ``activations`` are the bytes that a pass saves for its backward pass; None without any training step.
     """
     record = "test" if "test" in progress.last else "val"
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
@@ -36,6 +43,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: 
         "metric": progress.last.get(record, {}).get(parts.task.metric or ""),
         "metric_split": record,
         "intervals": progress.intervals.get(record, {}),
+        "val_intervals": progress.intervals.get("val", {}),
         "best_val": progress.best,
         "val": progress.last.get("val"),
         "test": progress.last.get("test"),
@@ -58,6 +66,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: 
         "energy_joules": None if progress.joules is None or math.isnan(progress.joules) else progress.joules,
         "memory_before": parts.origin.memory,
         "peak_memory": memory_peak(parts.device),
+        "memory_by_use": None if activations is None else memory_by_use(parts, activations),
         "unusable_samples": {name: loader.split.skipped for name, loader in parts.loaders.items()},
         "converted_files": {name: len(loader.split.faults.remarks) for name, loader in parts.loaders.items()},
         "device": str(parts.device),
@@ -77,10 +86,6 @@ def _of_learner(log: LearnerLog, progress: Progress) -> dict[str, Any]:
     }
 
 
-#: Tensor cores take FP16 operands whose dimensions are multiples of 8 (NVIDIA, "Mixed Precision Training" user guide).
-ALIGNMENT = 8
-
-
 def facts(parts: Parts) -> dict[str, Any]:
     """Return facts about a run's model and device that explain its speed, for ``summary.json``.
 
@@ -94,13 +99,3 @@ def facts(parts: Parts) -> dict[str, Any]:
         "upcast": uses_upcast(parts.policy, parts.device),
         "support": supports(parts.policy, parts.device).reason,
     }
-
-
-def unaligned_share(model: nn.Module) -> float:
-    """Return the share of a model's matrix and kernel elements in tensors misaligned for tensor cores.
-
-    A tensor is misaligned if its first or second dimension (outputs, inputs) is not a multiple of `ALIGNMENT`.
-    """
-    weights = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    odd = [weight.numel() for weight in weights if weight.shape[0] % ALIGNMENT or weight.shape[1] % ALIGNMENT]
-    return sum(odd) / max(1, sum(weight.numel() for weight in weights))

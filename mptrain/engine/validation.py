@@ -25,12 +25,15 @@ class Validation:
         self._parts, self._samples, self._monitor = parts, samples, monitor
         self._progress, self._telemetry = progress, telemetry
 
-    def end_epoch(self, completed: int, stop: Callable[[], bool]) -> bool:
-        """Evaluate on the validation data, if any, and record the epoch; False, and no record, if ``stop`` aborts."""
+    def end_epoch(self, completed: int, stop: Callable[[], bool], *, last: bool = False) -> bool:
+        """Evaluate on the validation data, if any, and record the epoch; False, and no record, if ``stop`` aborts.
+
+        ``last`` says that training ends here, so that settings may be chosen by this evaluation: it has intervals.
+        """
         progress, telemetry = self._progress, self._telemetry
         telemetry.step_log.flush()
         telemetry.report_faulty_samples()
-        if "val" in self._parts.loaders and not self.run("val", completed, stop):
+        if "val" in self._parts.loaders and not self.run("val", completed, stop, intervals=last):
             return False
         for log in telemetry.step_log.learner_logs:
             totals = progress.learners[log.name]
@@ -54,11 +57,10 @@ class Validation:
             self._monitor.after_validation(completed)
         return True
 
-    def run(self, split: str, epoch: int, stop: Callable[[], bool]) -> bool:
+    def run(self, split: str, epoch: int, stop: Callable[[], bool], *, intervals: bool) -> bool:
         """Evaluate the run on ``val`` or ``test`` and record the metrics; False if ``stop`` aborts it.
 
-        On validation data it also writes what the task shows, and keeps the best metric. On test data it also computes
-        confidence intervals.
+        On validation data it also writes what the task shows, and keeps the best metric.
         """
         parts, progress, telemetry = self._parts, self._progress, self._telemetry
         telemetry.show("evaluating")
@@ -70,7 +72,7 @@ class Validation:
             epoch,
             stop=stop,
             exhibit=split == "val",
-            intervals=split == "test",
+            intervals=intervals,
         )
         if outcome is None:
             return False

@@ -17,6 +17,7 @@ from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads, command_with, is_allow_override
 from mptrain.engine.parts import Options, Parts
+from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.inspection.diagnosis_case import with_fp32_values
 from mptrain.inspection.divergence import Divergence, explain_divergence
@@ -25,6 +26,7 @@ from mptrain.inspection.failed_step import FailedStep, read_failed_step
 from mptrain.inspection.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed
+from mptrain.precision.check import PromiseBroken
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.run.attempt import min_micro_batches
 from mptrain.runlog import RunDirectory
@@ -33,7 +35,7 @@ from mptrain.runlog.diagnosis_file import Examination
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.run_reader import Run, read_run
-from mptrain.system.errors import CheckpointError, ConfigError, StorageError
+from mptrain.system.errors import CheckpointError, ConfigError, EnvironmentRefused, FirstBatchError, StorageError
 from mptrain.system.records import StepRecord
 from mptrain.system.torch_settings import settings_restored
 
@@ -105,10 +107,18 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
     """Diagnose a training step of a configuration without a run, and write nothing.
 
     The steps before ``step``, counted from 1, are trained in memory. ``learner`` None examines one that fails, or the
-    first. Raises MptrainError if the data or the device is missing, or training ends before that step.
+    first. Raises MptrainError if the data or the device is missing, training ends before that step, or training
+    refuses the configuration since the step computes in other dtypes than the mode means.
     """
     parts, options = build(config)
-    place = LocatedStep(parts, _moment(config, parts, options, None, step), None, parts.notes)
+    moment = _moment(config, parts, options, None, step)
+    try:
+        rehearse(parts, parts.prepare(moment.batch))
+    except PromiseBroken:  # training refuses it too
+        raise
+    except (FirstBatchError, EnvironmentRefused):
+        pass  # the examination explains it
+    place = LocatedStep(parts, moment, None, parts.notes)
     return DiagnosisResult(examine(" ".join(config.overrides), config, place, learner), None)
 
 

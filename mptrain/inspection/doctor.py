@@ -25,7 +25,8 @@ from mptrain.inspection.doctor_findings import (
 from mptrain.inspection.doctor_observation import StepInspection, half_weights, inspect_step
 from mptrain.inspection.doctor_ranges import ModuleScaling, ScalingEvidence, by_module
 from mptrain.inspection.evaluation_check import check_evaluation
-from mptrain.inspection.findings import Finding, label
+from mptrain.inspection.findings import Finding, label, operator_name
+from mptrain.inspection.headroom import CloseCall, after_some_steps, close_calls, worth_a_look
 from mptrain.inspection.lost_columns import lost_columns
 from mptrain.inspection.module_tensors import HANDED, Outputs
 from mptrain.inspection.observations import CLOSE
@@ -33,9 +34,10 @@ from mptrain.inspection.step_accuracy import largest_errors, why_worse
 from mptrain.inspection.zero_gradients import without_gradient
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.numerics.words import listed
+from mptrain.precision.alignment import unaligned_in_words
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.census import dtype_name
-from mptrain.precision.policy import Policy
+from mptrain.precision.policy import FP32
 from mptrain.precision.support import require_support, resolve_device
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Operation
@@ -48,8 +50,6 @@ HIGHEST, SLOW = 24, 5.0
 #: Maximum number of values in all module outputs of the step; of larger batches, fewer samples are examined. The FP64
 #: passes take about 50 bytes for each value.
 MOST_VALUES = 2**27
-
-_FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=False, master_weights=False)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def check_scaling(
     )
     if report.modules and not any(one.kind == "fp32" for one in report.findings):
         words = words or "precision=fp32"  # in which the check computed the step too
-    return replace(report, findings=with_words(report.findings, words, advise))
+    zero = [one.name for one in report.modules if one.reference == 0]
+    return replace(report, findings=with_words(report.findings, words, advise, zero))
 
 
 def _helps(config: Config, words: str, report: ScalingReport, tell: Callable[[str], None]) -> bool:
@@ -134,12 +135,12 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     evidence = inspection.evidence
     if evidence.refused:
         if evidence.raised_in is not None:  # an error in FP32 too is that of a model and a task that do not fit
-            wide, _ = build(replace(config, precision=_FP32))
+            wide, _ = build(replace(config, precision=FP32))
             wide.model.train()
             rehearse(wide, wide.prepare(batch))
         return _report(evidence, findings(evidence), batch, fewer)
     tell("its gradients in FP32 and FP64")
-    wide, _ = build(replace(config, precision=_FP32))
+    wide, _ = build(replace(config, precision=FP32))
     unrounded = wide.prepare(batch)
     half = DTYPES[policy.parameters]
     half_inputs = unrounded.cast(half).inputs
@@ -156,12 +157,13 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     tell("its gradients at loss scales from 2^0 to 2^24")
 
     def another() -> tuple[Parts, Batch]:
-        wide, _ = build(replace(config, precision=_FP32))
+        wide, _ = build(replace(config, precision=FP32))
         return wide, wide.prepare(batch).cast(half).cast(torch.float32)
 
     parts, _ = build(config)
     prepared = parts.prepare(batch)
-    broken = next((one for one in passes.operators(parts, prepared) if one.breaks), None)
+    observed = passes.operators(parts, prepared)
+    broken = next((one for one in observed if one.breaks), None)
     lowest = -HIGHEST if broken and (broken.phase, broken.module) == ("backward", LOSS) else 0
     measured = passes.compare_scales(parts, prepared, reference, range(lowest, HIGHEST + 1, step))
     modules = by_module(measured, form, inspection.order)
@@ -170,10 +172,11 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     saddles, dead = without_gradient(*another(), zero) if zero else ((), ())
     evidence = replace(evidence, modules=modules, outputs=reference.outputs, saddles=saddles, zero_gradient=dead)
     if wrong := wrong_outputs(evidence):
-        operations = [one for one in passes.operators(parts, prepared) if one.phase == "forward"]
+        operations = [one for one in observed if one.phase == "forward"]
         inexact = passes.operator_errors((parts, prepared), another, inspection.outputs, wrong, form)
         breaks_half, close = [one for one in operations if one.breaks], _close(parts, operations, form)
         evidence = replace(evidence, breaks_half=breaks_half, close=close, operators=inexact)
+        evidence = replace(evidence, zeros_by=_zeros_by(operations))
     lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
         name: exact
         for name, value in inspection.values.items()
@@ -193,8 +196,15 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         )
         keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, form) for name in breaks))
         evidence = replace(evidence, breaks=breaks, keep_backward=keep)
+    values = sum(one.numel() for several in inspection.outputs.values() for one in several)
+    values += sum(one.numel() for one in parts.model.parameters())
+    unseen: tuple[str, ...] = ()
+    if not wrong:  # what follows from wrong values says nothing
+        calls, later, unseen = _headroom(config, observed, form, values, tell)
+        evidence = replace(evidence, close_calls=calls, later=later)
     notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
-    notes = (*fewer, *notes, *_near_the_top(reference, inspection.outputs, form))
+    notes = (*fewer, *notes, *unseen, *_near_the_top(reference, inspection.outputs, form))
+    notes += (odd,) if (odd := unaligned_in_words(parts.model)) else ()
     found = findings(evidence)
     wide_batch = prepared.cast(torch.float32)
     faulty = None if evidence.breaks_half else check_evaluation(parts, lambda: another()[0], wide_batch)
@@ -232,6 +242,40 @@ def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> t
     return (f"the output of {name or 'the model'} reaches {largest:.3g}, {share}",)
 
 
+def _headroom(
+    config: Config, observed: Sequence[Operation], form: Format, values: int, tell: Callable[[str], None]
+) -> tuple[tuple[CloseCall, ...], int, tuple[str, ...]]:
+    """Return the results close to the end of the range, after how many steps, and a note if later ones were not seen.
+
+    They are those of the first step, or else later ones. Infinities of the first step that have no effect are none,
+    nor is a result that is the same after those steps, such as a mask: it does not grow.
+    """
+    first = close_calls(observed, form)
+    close = [call for call in first if math.isfinite(call.ratio)]
+    if not close and not worth_a_look(observed, form):
+        return (), 0, ()
+    tell(f"FP32 training in memory, and one step in {config.precision.name} after it")
+    later, then = after_some_steps(config, replace(config, precision=FP32), values)
+    if grows := tuple(call for call in close if call not in then):
+        return grows, 0, ()
+    known = {(call.module, call.operator) for call in first}
+    dies = "whether values leave the range in later steps was not seen: trained in FP32, the weights are not finite"
+    new = tuple(call for call in then if (call.module, call.operator) not in known)
+    return new, later, () if later else (dies,)
+
+
+def _zeros_by(operations: Sequence[Operation]) -> dict[str, str]:
+    """Return the operator that makes zeros of other numbers before one that returns inf for zeros, by module."""
+    found: dict[str, str] = {}
+    for at, one in enumerate(operations):
+        if one.breaks and not one.largest_input:
+            before = (other for other in operations[:at][::-1] if other.module == one.module and other.largest_input)
+            made = (other for other in before if sum(counts.zeros for counts in other.outputs) > other.zero_inputs)
+            if maker := next(made, None):
+                found.setdefault(one.module, operator_name(maker))
+    return found
+
+
 def _close(parts: Parts, operations: Sequence[Operation], form: Format) -> tuple[str, ...]:
     """Return the modules close to the largest number that are of the class of a module in which values overflow."""
     classes = {name: type(module) for name, module in parts.model.named_modules()}
@@ -244,7 +288,7 @@ def _close(parts: Parts, operations: Sequence[Operation], form: Format) -> tuple
 
 def _inspect_first_step(config: Config, form: Format) -> tuple[Batch, StepInspection, float, tuple[str, ...]]:
     """Inspect the first step, with fewer samples if its module outputs have more than `MOST_VALUES` values."""
-    parts, batch = _first_batch(config)
+    parts, batch = first_batch(config)
     notes: tuple[str, ...] = ()
     while True:
         started = time.perf_counter()
@@ -264,7 +308,8 @@ def _inspect_first_step(config: Config, form: Format) -> tuple[Batch, StepInspec
         parts, _ = build(config)
 
 
-def _first_batch(config: Config) -> tuple[Parts, Batch]:
+def first_batch(config: Config) -> tuple[Parts, Batch]:
+    """Return newly built parts of a configuration and its first batch, not prepared yet; DataError if there is none."""
     parts, _ = build(config)
     loader = parts.loaders["train"]
     batch = next(iter(loader.batches(0)), None)
@@ -279,5 +324,7 @@ def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]
     if not drifting:
         return ()
     first = drifting[-1]
-    scales = 2.0 ** min(first.errors, key=lambda one: first.errors[one]), 2.0 ** max(first.finite)
+    # the lowest scale at which they drift: at higher ones the loss itself may overflow too
+    drifting_at = min(one for one in first.finite if first.errors[one] > 2 * first.tolerance)
+    scales = 2.0 ** min(first.errors, key=lambda one: first.errors[one]), 2.0**drifting_at
     return passes.find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)

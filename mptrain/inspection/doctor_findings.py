@@ -17,12 +17,13 @@ from mptrain.inspection.doctor_ranges import (
     ScalingEvidence,
     lost_boundary,
     scales_of,
+    spoiling_boundary,
 )
 from mptrain.inspection.findings import Finding, label, operator_name
 from mptrain.inspection.module_tensors import HANDED, owner
 from mptrain.inspection.operator_errors import OperatorError
 from mptrain.numerics.formats import scale_in_words
-from mptrain.numerics.words import share
+from mptrain.numerics.words import listed, share
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Operation
 
@@ -31,8 +32,17 @@ _NAMES = {"float16": "FP16", "bfloat16": "BF16"}
 #: Operators that replace values by a constant, as masks do.
 _FILLS = frozenset({"masked_fill", "where", "fill", "full", "full_like", "scalar_tensor"})
 
+#: Operators of losses, whose gradient is a difference that shrinks as a network learns: half precision rounds it away.
+_LOSSES = frozenset(
+    {
+        "softmax", "log_softmax", "nll_loss", "nll_loss2d", "mse_loss", "smooth_l1_loss", "huber_loss", "kl_div",
+        "soft_margin_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    }
+)  # fmt: skip
+
 _FILL = "fill a mask with -inf or torch.finfo(x.dtype).min, or use scaled_dot_product_attention"
 _NO_FILL = "use a smaller number; apply masks with masked_fill rather than by adding or multiplying"
+
 _LINEAR = "its backward must be linear in the incoming gradient: check for a clamp, a constant, a threshold or a cast"
 _CONDITION = "check for differences of large numbers, or random numbers that depend on the dtype"
 _OWN_CAST = "leave casts to the precision mode, or compute that operator in FP32"
@@ -48,9 +58,9 @@ def findings(evidence: ScalingEvidence) -> list[Finding]:
     """Return all problems of training a network in a half-precision mode, causes first.
 
     Their kinds are ``refused``, ``input``, ``constant``, ``value``, ``norm``, ``changed``, ``narrow``, ``cast``,
-    ``output``, ``no_gradient``, ``zero_gradient``, ``saddle``, ``proportion``, ``fp32``; for gradients ``overflow``,
-    ``error``, ``drift``, ``range``; and ``scale``. If the step is not finite in FP32, there are no findings on
-    gradients and scales.
+    ``output``, ``headroom``, ``of_one``, ``no_gradient``, ``zero_gradient``, ``saddle``, ``proportion``, ``fp32``; for
+    gradients ``overflow``, ``error``, ``drift``, ``range``; and ``scale``. If the step is not finite in FP32, there are
+    no findings on gradients and scales.
     """
     causes = [
         *_refused(evidence),
@@ -59,17 +69,21 @@ def findings(evidence: ScalingEvidence) -> list[Finding]:
         *_stored(evidence),
         *_narrow(evidence),
         *_casts(evidence),
+        *_of_one(evidence),
     ]
     judged, tolerance = [one for one in evidence.modules if one.judged], EPSILONS * evidence.form.epsilon
     agree = all(one.half <= one.allowed(tolerance) for one in evidence.outputs.values())
     if judged and agree and not any(one.wrong or not one.good for one in judged):  # nothing depends on infinities
-        causes = [replace(one, minor=one.minor or (one.kind == "constant" and one.hint != _FILL)) for one in causes]
+        # BF16 has the range of FP32: norms in it lose nothing that the errors do not show.
+        harmless = {"constant", "norm"} if evidence.compute == "bfloat16" else {"constant"}
+        causes = [replace(one, minor=one.minor or (one.kind in harmless and one.hint != _FILL)) for one in causes]
     if not evidence.fp32_finite:
         return [*_not_finite_in_fp32(evidence), *causes, *_no_gradient(evidence)]
     causes += _outputs(evidence, causes)
     found = [*causes, *_no_gradient(evidence), *_proportion(evidence), *_ill_conditioned(evidence)]
     if evidence.modules:
         found += [*_overflows(evidence), *_errors(evidence, causes), *_drifts(evidence)]
+    found += _headroom(evidence, found)
     if evidence.modules and not why_no_range(evidence, found):
         found += _range(evidence) or _configured(evidence)
     return found
@@ -95,16 +109,19 @@ def wrong_outputs(evidence: ScalingEvidence) -> dict[str, str]:
     """Return the modules whose own arithmetic is wrong by more than rounding explains, in an output or between calls.
 
     Each has the boundary at which it is most wrong, a key of ``evidence.outputs``. Modules that are already wrong in
-    FP32, or wrong only because of their inputs, are left out. If there are none, `lost_boundary` may blame one.
+    FP32, or wrong only because of their inputs, are left out. If there are none, `lost_boundary` or
+    `spoiling_boundary` may blame one.
     """
     tolerance, worst = EPSILONS * evidence.form.epsilon, dict[str, str]()
     for boundary, errors in evidence.outputs.items():
         if not errors.half <= errors.allowed(tolerance) and errors.own > tolerance and not errors.ill_conditioned:
-            before = evidence.outputs.get(worst.get(owner(boundary), ""))
-            if before is None or errors.own > before.own:
+            before = worst.get(owner(boundary))
+            if before is None or errors.own > evidence.outputs[before].own:
                 worst[owner(boundary)] = boundary
     if not worst and (lost := lost_boundary(evidence.outputs, evidence.modules, evidence.form)):
         worst[owner(lost[0])] = lost[0]
+    if not worst and (spoiling := spoiling_boundary(evidence.outputs, evidence.modules, evidence.form)) is not None:
+        worst[owner(spoiling)] = spoiling
     return worst
 
 
@@ -135,17 +152,29 @@ def proposals(found: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[s
         yield wide
     if kept and evidence.compute == "float16":
         yield f"precision={'amp_bf16' if evidence.autocast else 'bf16'}"
-    if "" in kept and not evidence.autocast:
+    if kept and not evidence.autocast:  # the inputs stay FP32
         yield wide
 
 
 def with_words(
-    found: Sequence[Finding], words: str | None, advise: Callable[[str], str] = "set {}".format
+    found: Sequence[Finding],
+    words: str | None,
+    advise: Callable[[str], str] = "set {}".format,
+    zero: Sequence[str] = (),
 ) -> list[Finding]:
-    """Return findings whose hints name an override that was tried, as ``advise`` puts it; None if none helped."""
+    """Return findings whose hints name an override that was tried, as ``advise`` puts it; None if none helped.
+
+    ``zero`` names the modules whose gradients are zero on the batch, so that nothing was seen of what it does to them.
+    """
     if words is None:
         return list(found)
-    return [replace(one, hint=f"{one.hint}, or {advise(words)}") if one.keep else one for one in found]
+
+    def hint(one: Finding) -> str:
+        unseen = [name for name in zero if any(name == module or is_inside(name, module) for module in one.where)]
+        but = f" (not seen: the gradients of {listed(unseen, 3)} are zero on this batch)" if unseen else ""
+        return f"{one.hint}, or {advise(words)}{but}"
+
+    return [replace(one, hint=hint(one)) if one.keep else one for one in found]
 
 
 def _keep(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
@@ -258,9 +287,42 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
     for (named, consequence, in_loss), modules in alike.items():
         form = f"{_NAMES[evidence.compute]}, where torch's autocast on CUDA uses FP32"
         hint = "compute the loss in FP32, from logits.float()" if in_loss else "call .float() on the inputs"
-        what, minor = f"{named} in {form}{consequence}", not consequence and not in_loss
+        if maker := next((evidence.zeros_by[one] for one in modules if one in evidence.zeros_by), ""):
+            hint = f"call .float() on the inputs of {maker}, which rounds values to zero"
+        cancels = in_loss and not _LOSSES.isdisjoint(named.split(", "))
+        what, minor = f"{named} in {form}{consequence}", not consequence and not cancels
         keep = () if minor else _keep(evidence, modules)
         yield Finding("narrow", tuple(modules), what, hint, keep, named, minor=minor)
+
+
+def _headroom(evidence: ScalingEvidence, found: Sequence[Finding]) -> Iterator[Finding]:
+    known = _modules([one for one in found if not one.minor])
+    alike: dict[str, list[tuple[str, str, float]]] = {}
+    for module, operator, what, ratio in evidence.close_calls:
+        if module not in known:
+            alike.setdefault(operator, []).append((module, what, ratio))
+    for operator, calls in alike.items():
+        where = tuple(dict.fromkeys(module for module, _, _ in calls))
+        reached = max(calls, key=lambda one: one[2])[1]
+        when = f"after {evidence.later} steps in FP32" if evidence.later else "at the first step"
+        what = f"{operator} in {_NAMES[evidence.compute]} may leave its range later: {reached}, {when}"
+        yield Finding("headroom", where, what, "call .float() on its inputs", _keep(evidence, where), operator)
+
+
+def _of_one(evidence: ScalingEvidence) -> Iterator[Finding]:
+    groups: dict[str, list[str]] = {}
+    for module, operator in evidence.of_one:
+        groups.setdefault(operator, []).append(module)
+    for operator, modules in groups.items():
+        stays = "its result is constant, and the gradient of what it is given zero, in every precision"
+        what = f"{operator} over single elements: {stays}"
+        hint = "normalise over more elements"
+        yield Finding("of_one", tuple(modules), what, hint, (), operator, minor=not _without_any(evidence))
+
+
+def _without_any(evidence: ScalingEvidence) -> bool:
+    """Return whether parameters get no gradient other than zero, or zero up to rounding."""
+    return bool(evidence.zero_gradient) or any(module.nothing for module in evidence.modules)
 
 
 def _first_break(evidence: ScalingEvidence, module: str) -> Operation | None:
@@ -310,7 +372,14 @@ def _proportion(evidence: ScalingEvidence) -> Iterator[Finding]:
         change = f"change by up to {_percent(max(module.fp32_shift for module in behind))} with it"
         those = f"even in FP32, those of {_count(behind, 'module')} ({_first(behind)}) {change}"
         where = tuple(evidence.breaks) or (behind[-1].name,)
-        yield Finding("proportion", where, f"gradients are not proportional to the loss scale: {those}", _LINEAR)
+        what = f"gradients are not proportional to the loss scale: {those}"
+        yield Finding("proportion", where, what, _LINEAR, minor=_right_unscaled(evidence))
+
+
+def _right_unscaled(evidence: ScalingEvidence) -> bool:
+    """Return whether no learner scales its loss, and all gradients are right so: what a scale would do is no matter."""
+    right = all(one.errors.get(0, math.inf) <= one.allowed_loss for one in evidence.modules if not one.nothing)
+    return right and all(scale == (1.0, True) for scale in evidence.scales.values())
 
 
 def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -318,6 +387,8 @@ def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
     for boundary, errors in evidence.outputs.items():
         if errors.ill_conditioned and boundary != LOSS:  # later modules use this output
             name = owner(boundary)
+            if any(module == name for module, _ in evidence.of_one):  # rounding errors of zeros
+                return
             what = f"the output is off by {_percent(errors.fp32)} in FP32 already, {no_matter}"
             yield Finding("fp32", (name,), what, _CONDITION)
             return
@@ -356,6 +427,8 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
         worst, boundary, errors, first = max(members, key=lambda one: one[2].half)
         explained = errors.explained if math.isfinite(errors.explained) else EPSILONS * evidence.form.epsilon
         off = f"off by {_percent(errors.half)} against FP64, rounding explains {_percent(explained)}"
+        if errors.half <= errors.allowed(EPSILONS * evidence.form.epsilon):
+            off = f"off by {_percent(errors.half)} against FP64, {_percent(explained)} by rounding alone"
         if first is None and not math.isfinite(errors.own) and errors.largest > evidence.form.max:
             beyond = f": it reaches {errors.largest:.3g} in FP64"
         else:
@@ -411,7 +484,9 @@ def _drifts(evidence: ScalingEvidence) -> Iterator[Finding]:
         off = f"off by {_percent(last.best)} at best and by {_percent(last.errors[top])} at 2^{top}, although finite"
         those = f"those of {label(last.name)} are {off}{_before(wrong)}"
         what = f"gradients are not proportional to the loss scale in {_NAMES[evidence.compute]}: {those}"
-        yield Finding("drift", breaks or (last.name,), what, _LINEAR, _keep(evidence, breaks))
+        minor = _right_unscaled(evidence)
+        keep = () if minor else _keep(evidence, breaks)
+        yield Finding("drift", breaks or (last.name,), what, _LINEAR, keep, minor=minor)
 
 
 def _before(wrong: Sequence[ModuleScaling]) -> str:

@@ -12,6 +12,7 @@ ReLUs are on, and only the backward pass differs. Outputs of the forward pass ar
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
 from mptrain.inspection.comparisons import COMPARED
 from mptrain.inspection.doctor_observation import disable_dropout, largest_values
-from mptrain.inspection.doctor_ranges import EPSILONS, LOST, GradientErrors, OutputErrors
+from mptrain.inspection.doctor_ranges import EPSILONS, LOST, MUCH, NOTHING, GradientErrors, OutputErrors
 from mptrain.inspection.module_tensors import (
     Change,
     GradientPath,
@@ -131,7 +132,7 @@ def compute_reference(
     with _weights(parts.model, weights or {}):
         exact = _gradients_under(replacement, parts, batch.cast(inputs).cast(dtype))
     exact32 = _gradients_under(OutputReplacement(said32), parts, batch)
-    rounded = _rounded_outputs(parts, batch, form, said)
+    rounded = _rounded_outputs(parts, batch, form, said, inputs)
     return Reference(
         dtype=str(dtype).removeprefix("torch."),
         exact=exact,
@@ -149,22 +150,38 @@ def compute_reference(
             for name, grad in wide.items()
         },
         breaks=breaks,
-        outputs={
-            name: OutputErrors(
-                half=relative_error(said.get(name, []), tensors),
-                explained=relative_error(rounded.get(name, []), tensors),
-                fp32=relative_error(said32.get(name, []), tensors),
-                own=replacement.own_error(name),
-                largest=max(
-                    (float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) for one in tensors if one.numel()), default=0.0
-                ),
-            )
-            for name, tensors in right.items()
-            if COMPARED not in name
-        },
+        outputs=_output_errors(said, right, rounded, said32, replacement),
         values=values,
         notes=notes,
     )
+
+
+def _output_errors(
+    said: Outputs, right: Outputs, rounded: Outputs, said32: Outputs, replacement: OutputReplacement
+) -> dict[str, OutputErrors]:
+    """Return the errors at each boundary; of an output that is rounding itself, in FP64, there are none."""
+    found: dict[str, OutputErrors] = {}
+    typical = 0.0  # root mean square of the largest output so far
+    for name, tensors in right.items():
+        if COMPARED in name:
+            continue
+        elements = sum(one.numel() for one in tensors)
+        size = math.hypot(*(norm(one.nan_to_num(0.0, 0.0, 0.0)) for one in tensors)) / math.sqrt(max(elements, 1))
+        fp32 = relative_error(said32.get(name, []), tensors)
+        typical = max(typical, size)
+        if 0 < size <= NOTHING * typical and fp32 > MUCH:  # such as the normalised value of a single element
+            found[name] = OutputErrors(half=0.0, explained=0.0, fp32=0.0, own=0.0)
+            continue
+        found[name] = OutputErrors(
+            half=relative_error(said.get(name, []), tensors),
+            explained=relative_error(rounded.get(name, []), tensors),
+            fp32=fp32,
+            own=replacement.own_error(name),
+            largest=max(
+                (float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) for one in tensors if one.numel()), default=0.0
+            ),
+        )
+    return found
 
 
 def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: Sequence[int]) -> list[GradientErrors]:
@@ -441,8 +458,11 @@ def _with_float32_loss(learner: Learner) -> Objective:
     return replace(learner.objective, loss=lambda model, micro: loss(model, micro).float())
 
 
-def _rounded_outputs(parts: Parts, batch: Batch, form: Format, said: Outputs) -> Outputs:
-    """Return outputs with weights, inputs and outputs rounded to a format; the weights of the model stay rounded."""
+def _rounded_outputs(parts: Parts, batch: Batch, form: Format, said: Outputs, inputs: torch.dtype) -> Outputs:
+    """Return outputs with weights, inputs and outputs rounded to a format; the weights of the model stay rounded.
+
+    ``inputs`` is the dtype to which the mode rounds the model's inputs.
+    """
     half = DTYPES[form.name]  # type: ignore[index]
     found: Outputs = {}
     keep = record_outputs(found, said)
@@ -454,5 +474,5 @@ def _rounded_outputs(parts: Parts, batch: Batch, form: Format, said: Outputs) ->
     with torch.no_grad():
         for parameter in parts.model.parameters():
             parameter.copy_(saturated(parameter, half))
-    _gradients_under(rounded, parts, batch.cast(half).cast(batch.inputs.dtype))
+    _gradients_under(rounded, parts, batch.cast(inputs).cast(batch.inputs.dtype))
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import ModuleTrail
-from mptrain.probe.observer import ModuleObserver
+from mptrain.probe.observer import ModuleObserver, can_be_read
 from mptrain.scaler.static import NoScaler, StaticScaler
 from mptrain.system.device import beside_fp64
 from mptrain.system.errors import EnvironmentRefused, FirstBatchError
@@ -56,6 +56,16 @@ _WIDE_IN_AUTOCAST = frozenset(
 )  # fmt: skip
 
 
+#: Operators that normalise, and whether they do so over single elements, by their arguments.
+_NORMALISES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
+    "_softmax": lambda args: args[0].ndim > 0 and args[0].shape[args[1]] == 1,
+    "_log_softmax": lambda args: args[0].ndim > 0 and args[0].shape[args[1]] == 1,
+    "native_layer_norm": lambda args: math.prod(args[1]) == 1,
+    "native_group_norm": lambda args: args[4] * args[5] == args[6],  # channels times places, in as many groups
+    "native_batch_norm": lambda args: bool(args[5]) and args[0].numel() == args[0].shape[1],
+}
+
+
 class Constant(NamedTuple):
     """Number in a model's code that its half-precision format cannot hold.
 
@@ -84,6 +94,7 @@ class HalfArithmetic(ModuleObserver):
         casts: Number of casts to each half-precision dtype, forward and backward, by module and dtype.
         narrow: Number of half-precision calls in the forward pass of operators that torch's autocast runs in FP32 on
             CUDA, by module and operator.
+        of_one: Module and operator of normalisations of the forward pass over single elements, in any precision.
     """
 
     def __init__(self, trail: ModuleTrail) -> None:
@@ -91,12 +102,13 @@ class HalfArithmetic(ModuleObserver):
         self.constants: dict[Constant, None] = {}
         self.casts: Counter[tuple[str, str]] = Counter()
         self.narrow: Counter[tuple[str, str]] = Counter()
+        self.of_one: dict[tuple[str, str], None] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        forward = current_pass() == "forward"
+        forward = current_pass() == "forward" and can_be_read(list(floating_in((args, kwargs))))
         half = _half_dtype(args, kwargs) if forward and name in _WITH_CONSTANT else ""
         noted = list(self._constants(name, half, args, kwargs)) if half else []
         exact = _in_fp32(func, args, kwargs) if noted else None  # before the call, which may write to its inputs
@@ -106,6 +118,8 @@ class HalfArithmetic(ModuleObserver):
         if exact is not None and not _differs(result, exact, FORMATS[half]):
             needless = (one._replace(becomes="unneeded") for one in noted if one.becomes == "zero")
             self.constants = known | dict.fromkeys(needless)
+        if forward and name in _NORMALISES and _NORMALISES[name](args):
+            self.of_one[self.trail.module(), name.strip("_").removeprefix("native_")] = None
         if (cast := cast_of(func, args, result)) is not None and cast[1] in _HALVES:
             self.casts[self.trail.module(), cast[1]] += 1
         if forward and name in _WIDE_IN_AUTOCAST and any(dtype_name(one) in _HALVES for one in floating_in(result)):
@@ -211,6 +225,7 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
         policy.compute,
         constants=tuple(half.constants),
         narrow=tuple(half.narrow),
+        of_one=tuple(half.of_one),
         casts=tuple(half.casts),
         half_norms=_half_norms(parts),
         no_gradient=(*untrained.get("no_gradient", ()), *untrained.get("no_learner", ())),

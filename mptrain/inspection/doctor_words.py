@@ -7,22 +7,47 @@ from collections.abc import Sequence
 
 from mptrain.inspection.doctor import ScalingReport
 from mptrain.inspection.doctor_findings import why_no_range
-from mptrain.inspection.doctor_ranges import UsableScales, scales_of
+from mptrain.inspection.doctor_ranges import UsableScales, is_spoiled, result_error, scales_of
 from mptrain.inspection.findings import label
 from mptrain.numerics.formats import scale_in_words
-from mptrain.numerics.words import counted, share
+from mptrain.numerics.words import counted, listed, share
 
 
 def verdict(report: ScalingReport) -> str:
-    """Summarise a check of a model's gradients in one sentence: the number of problems and the usable loss scales."""
+    """Summarise a check of a model's gradients in one sentence: the number of problems and the usable loss scales.
+
+    Where errors that no module is to blame for exceed what the check accepts, it is no all-clear.
+    """
     count = len(report.findings)
     wrong = f"{counted(count, 'problem')} found"
+    if not count and (doubt := _doubt(report)):
+        wrong = f"nothing is found that keeps it from training, but {doubt}"
+    zero = [label(module.name) for module in report.modules if module.reference == 0]
+    if not count and zero:
+        wrong = f"{wrong} (not seen: {listed(zero, 3)}, with gradients of zero)"
     if why := why_no_range(report.evidence, report.findings):
         return f"{wrong}; {why}"
     scales = scales_of(report.modules)
     if not scales.good:
         return f"{wrong}; no loss scale is usable for all modules"
     return f"{wrong}; usable loss scales: {powers(scales.good)}, middle 2^{scales.best}"
+
+
+def _doubt(report: ScalingReport) -> str:
+    """Return what a check without findings leaves open, as a clause; empty for nothing."""
+    evidence = report.evidence
+    if report.modules and is_spoiled(evidence.outputs, report.modules, evidence.form):
+        gradients = min((one.expected for one in report.modules if one.judged), default=0.0)
+        sums = (
+            f"rounding errors of many modules add up to {error_share(max(result_error(evidence.outputs), gradients))}"
+        )
+        return f"{sums} of its result: train it to see whether it learns"
+    if inexact := [one for one in report.modules if one.wrong]:
+        largest = error_share(max(one.best for one in inexact))
+        return (
+            f"gradients of {counted(len(inexact), 'module')} are off by up to {largest}, which training usually bears"
+        )
+    return ""
 
 
 def scale_notes(report: ScalingReport) -> list[str]:

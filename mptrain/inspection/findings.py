@@ -190,8 +190,10 @@ def percent(share: float) -> str:
 
 
 def describe_errors(accuracy: StepAccuracy) -> str:
-    """Return the largest errors of a step, all explained by rounding, as a clause."""
+    """Return the largest errors of a step, all explained by rounding, as a clause, or its doubt."""
     outputs, gradients = accuracy.largest_errors
+    if accuracy.doubt:
+        return accuracy.doubt
     return f"outputs are within {percent(outputs)} of FP32, gradients within {percent(gradients)}"
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import weakref
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ from mptrain.inspection.comparisons import COMPARED, Comparisons, alike
 from mptrain.precision.census import current_pass
 from mptrain.probe.module_trail import LOSS, ModuleTrail, is_inside, module_hooks
 from mptrain.system.device import beside_fp64
-from mptrain.system.torch_private import disable_current_modes, tree_leaves, tree_map
+from mptrain.system.torch_private import disable_current_modes, is_transforming, tree_leaves, tree_map
 
 #: Floating-point tensors at each boundary, in the order of the calls. The key is the name of a module for its outputs,
 #: and ``CALLER to MODULE`` for inputs of a module that its caller has computed; the loss has the key `LOSS`, numbers
@@ -51,17 +53,57 @@ def record_outputs(found: Outputs, said: Outputs | None = None) -> Change:
     It adds detached copies to ``found``, by their keys, call by call. Numbers that are compared (`COMPARED`) are made
     `alike` to those in ``said``, if there are any.
     """
+    calls = _ForwardCalls()
 
     def keep(name: str, value: Tensor) -> Tensor:
-        if current_pass() == "forward":  # not computed again by activation checkpointing
-            known = found.setdefault(name, [])
-            other = next(iter((said or {}).get(name, [])[len(known) :]), None)
-            if COMPARED in name and other is not None and other.shape == value.shape:
-                value = alike(name, other, value)
-            known.append(value.detach().clone())
+        at = calls.number(name, value)
+        other = next(iter((said or {}).get(name, [])[at:]), None) if at is not None else None
+        if COMPARED in name and other is not None and other.shape == value.shape:
+            value = alike(name, other, value)
+        if current_pass() == "forward":
+            found.setdefault(name, []).append(value.detach().clone())
         return value
 
     return keep
+
+
+class _ForwardCalls:
+    """Numbers of the tensors at each boundary in the forward pass, also of those that a backward pass computes again.
+
+    Activation checkpointing repeats calls in another order, and some of them. A repeated tensor has the values of the
+    first one, by which it is known: so it needs no help of the code that repeats it, which may be the user's own.
+    """
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def number(self, name: str, value: Tensor) -> int | None:
+        """Return the number of a tensor among those at a boundary in the forward pass; None if none had its values."""
+        plain = value.detach().flatten().clone(memory_format=torch.contiguous_format)  # a single one may have no stride
+        mark = name, zlib.crc32(plain.view(torch.uint8).cpu().numpy().tobytes())
+        if current_pass() == "backward":
+            return self._numbers.get(mark)
+        at = self._counts[name]
+        self._counts[name] += 1
+        self._numbers.setdefault(mark, at)  # of equal tensors the first: what follows from them is equal too
+        return at
+
+
+class _Replaced(torch.autograd.Function):
+    """Tensor with other values than the original one, to which its gradient flows where that is finite.
+
+    It saves no tensor for the backward pass, as activation checkpointing counts those of a call and of its repetition.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, other: Tensor, finite: Tensor) -> Tensor:
+        ctx.finite = finite
+        return other.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.where(ctx.finite, grads[0], 0.0), None, None
 
 
 class OutputReplacement:
@@ -78,15 +120,13 @@ class OutputReplacement:
 
     def __init__(self, said: Outputs) -> None:
         self._said = said
-        self._calls = Counter[tuple[str, str]]()
+        self._calls = _ForwardCalls()
         self._own: dict[str, tuple[float, float]] = {}
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         """Return a tensor with the values recorded next at a boundary, and dtype, shape and gradient of ``value``."""
-        place, recorded = (current_pass(), name), self._said.get(name, [])
-        at = self._calls[place] % len(recorded) if recorded and place[0] == "backward" else self._calls[place]
-        self._calls[place] += 1  # activation checkpointing computes some calls again in the backward pass
-        other = recorded[at] if at < len(recorded) else value
+        at = self._calls.number(name, value)
+        other = next(iter(self._said.get(name, [])[at:]), value) if at is not None else value
         if other.shape != value.shape:
             return value
         if COMPARED in name:
@@ -95,15 +135,16 @@ class OutputReplacement:
             off, size = self._own.get(name, (0.0, 0.0))
             self._own[name] = math.hypot(off, norm(other != value)), math.hypot(size, value.numel() ** 0.5)
             return other
-        other, finite = other.detach().to(value.dtype), value.isfinite()
-        if torch.equal(other, value):
+        other, plain = other.detach().to(value.dtype), value.detach()
+        if torch.equal(other, plain):
             self._own.setdefault(name, (0.0, 0.0))
             return value
         off, size = self._own.get(name, (0.0, 0.0))
-        right = torch.where(finite, value, 0.0).detach()  # non-finite values come from an earlier module
+        finite = plain.isfinite()
+        right = torch.where(finite, plain, 0.0)  # non-finite values come from an earlier module
         wrong = distance(torch.where(finite, other, 0.0), right)
         self._own[name] = math.hypot(off, wrong), math.hypot(size, norm(right))
-        return torch.where(finite, value + (other - value).detach(), other)
+        return cast("Tensor", _Replaced.apply(value, other, finite))
 
     def own_error(self, name: str) -> float:
         """Return the relative L2 error that a module itself adds to what was recorded at a boundary, over all calls.
@@ -119,13 +160,18 @@ def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContext
     """Return a context manager that applies a function to tensors at the boundaries of modules: numbers and indices.
 
     A tensor that crosses several boundaries unchanged is changed only once, at the first. Inputs of the model itself
-    are left alone. ``change`` maps the key of a boundary and a tensor to the tensor that replaces it.
+    are left alone, and what modules are given inside a transform of `torch.func`, such as ``vmap``: it has no values of
+    its own there, and counts as the arithmetic of the module that transforms. ``change`` maps the key of a boundary and
+    a tensor to the tensor that replaces it.
     """
     known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # tensors that crossed a boundary, with their versions
     running: list[str] = []
     callers: dict[str, str] = {}
 
     def crossing(boundary: str | None, values: Any) -> Any:
+        if is_transforming():
+            return values
+
         def changed(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.dtype in INDICES):
                 return value
@@ -224,6 +270,8 @@ class _Place(NamedTuple):
 class GradientPath:
     """Recorder of the gradients of the inputs and outputs of all modules in one backward pass.
 
+    The gradient of an input is what the module itself returns for it, without that of others which read the tensor too.
+
     Attributes:
         scale: Loss scale of the pass.
         kept: Scaled gradients by module name, number of the module's call, side (``input`` or ``output``), and index of
@@ -240,22 +288,37 @@ class GradientPath:
         calls = Counter[str]()
 
         def keep(place: _Place, gradient: Tensor) -> None:
-            self.kept[place] = gradient.detach().clone()
+            if place not in self.kept:
+                self.kept[place] = gradient.detach().clone()
 
-        def follow(name: str, side: str, values: Any) -> None:
-            for index, value in enumerate(tree_leaves(values)):
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    keeper = functools.partial(keep, _Place(name, calls[name] - 1, side, index))
-                    # A parameter would keep the hook, so it is removed explicitly.
-                    hooks.callback(value.register_hook(keeper).remove)
+        def follow(value: Tensor, place: _Place) -> None:
+            # A parameter would keep the hook, so it is removed explicitly.
+            hooks.callback(value.register_hook(functools.partial(keep, place)).remove)
+
+        def entering(name: str, given: Any) -> Any:
+            views: dict[int, Tensor] = {}  # one of a tensor that is given twice: attention asks whether both are one
+            places = itertools.count()
+
+            def own(value: Any) -> Any:
+                place = _Place(name, calls[name] - 1, "input", next(places))
+                if not isinstance(value, torch.Tensor) or not value.requires_grad or is_transforming():
+                    return value
+                view = views.setdefault(id(value), value.view_as(value))
+                follow(view, place)
+                follow(value, place)  # later, with the sum of all readers: of a view that its reader writes to
+                return view
+
+            return tree_map(own, given)
 
         def hooked(name: str, module: nn.Module) -> Iterator[Any]:
-            def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
                 calls[name] += 1
-                follow(name, "input", (args, kwargs))
+                return entering(name, (args, kwargs))
 
             def after(module: nn.Module, args: Any, output: Any) -> None:
-                follow(name, "output", output)
+                for index, value in enumerate(tree_leaves(output)):
+                    if isinstance(value, torch.Tensor) and value.requires_grad and not is_transforming():
+                        follow(value, _Place(name, calls[name] - 1, "output", index))
 
             yield module.register_forward_pre_hook(before, with_kwargs=True)
             yield module.register_forward_hook(after)
@@ -270,7 +333,7 @@ def breaks_proportion(
     """Return the innermost modules whose backward pass makes gradients disproportionate to the loss scale.
 
     Such a module receives gradients proportional to the loss and returns others that are not, so it is the origin of
-    the error.
+    the error. So is one that receives an overflow and returns finite numbers in its place, which hides it.
 
     Args:
         one: Gradients of a pass at the reference scale.
@@ -283,14 +346,20 @@ def breaks_proportion(
             already not proportional; an empty tuple if all gradients are proportional.
     """
     right: dict[str, bool] = {}
-    suspects = set(wrong)
+    suspects, given_inf, hiding = set(wrong), set[str](), dict[str, bool]()
     for place, gradient in one.kept.items():
         exact, scaled = _double(gradient) / one.scale, other.kept.get(place)
         near = scaled is not None and distance(_double(scaled) / other.scale, exact) <= tolerance * norm(exact)
+        finite = scaled is not None and bool(scaled.isfinite().all())
         if place.side == "output":
             right[place.module] = right.get(place.module, True) and near
+            given_inf |= set() if finite else {place.module}
+        elif not near:
+            hiding[place.module] = hiding.get(place.module, True) and finite
         if not near:
             suspects.add(place.module)
+    if hides := [name for name in hiding if hiding[name] and name in given_inf]:
+        return tuple(name for name in hides if not any(is_inside(inner, name) for inner in hides))
     if not suspects:
         return ()
     if not right.get("", True):

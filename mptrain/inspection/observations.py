@@ -38,7 +38,7 @@ def step_notes(seen: Observation, exact: Observation | None = None) -> tuple[str
         *_functions(seen),
         *_underflow(seen, exact),
         *_gradients(seen),
-        *_silent(module_rows(seen)),
+        *only_zeros(module_rows(seen)),
         *_close(seen),
         *_untrained(seen),
     )
@@ -128,7 +128,8 @@ def _tiny(counts: ExponentCounts) -> float:
     return subnormal_share(counts) + below_tiniest_share(counts)
 
 
-def _silent(rows: tuple[ModuleRow, ...]) -> list[str]:
+def only_zeros(rows: tuple[ModuleRow, ...]) -> list[str]:
+    """Return a sentence on the modules that only zero gradients reach; empty if there is none."""
     names = [row.name for row in rows if row.type and row.backward and row.backward.zero == 1.0]
     return [f"only zero gradients reach {listed([label(name) for name in names])}"] if names else []
 
@@ -179,7 +180,7 @@ def _close(seen: Observation) -> list[str]:
     reached: dict[str, float] = {}
     for operation in seen.of("forward"):
         sizes = [counts.largest for counts in operation.outputs if counts.dtype == "float16"]
-        if "float16" in operation.inputs:
+        if operation.inputs == ("float16",):  # the largest of all inputs is known, not whose it is
             sizes.append(operation.largest_input)
         reached[operation.module] = max([reached.get(operation.module, 0.0), *sizes])
     close = sorted(((size, name) for name, size in reached.items() if size >= CLOSE * FLOAT16.max and name != LOSS))

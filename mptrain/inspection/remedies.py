@@ -99,7 +99,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
     exact = accuracy is not None and not accuracy.inexact_gradients
     constant = isinstance(case.learner.scaler, (StaticScaler, NoScaler))
     if (small := small_gradients(case.seen)) is not None and (constant or not exact):
-        return ((higher_scale(case, *small),),)
+        return ((higher_scale(case, *small, _half_gradients(case.seen, case.exact or case.seen)),),)
     return ()
 
 

@@ -13,13 +13,13 @@ import torch
 
 from mptrain.build.parts import build
 from mptrain.inspection.diagnosis_case import DiagnosisCase, with_overrides
-from mptrain.inspection.observations import small_gradients
-from mptrain.numerics.exponents import lost_share
+from mptrain.inspection.observations import module_rows, only_zeros, small_gradients
+from mptrain.numerics.exponents import lost_share, nonzero
 from mptrain.numerics.forecast import MARGIN
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.runlog.diagnosis_file import Remedy
-from mptrain.scaler import StaticScaler
+from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.system.device import widest
 from mptrain.system.errors import ConfigError, EnvironmentRefused
 from mptrain.system.records import ExponentCounts
@@ -59,18 +59,16 @@ def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None
 
 def _dynamic(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
     """Return the dynamic scaler, tried on the step, in place of a constant scale that overflows; None if it fails."""
-    words = ("scaler=dynamic",) if _prefix(case) == "scaler" else ()
-    if not words:
+    if (changed := _with_dynamic(case)) is None:
         return None
-    try:
-        changed = case.with_overrides(*words)
-    except (ConfigError, EnvironmentRefused):
-        return None
+    words = _dynamic_words(case)
     scale = float(changed.learner.scaler.initial(changed.parts.device)["scale"])
     begun = changed.at_scale(scale)
     if begun.seen.finite:
+        if not begun.is_sound or not _has_gradients(begun):
+            return None
         where = f"a dynamic loss scale, first {scale_in_words(scale)}, which follows later gradients"
-        return Remedy(words, where, True, "correct on this batch") if begun.is_sound else None
+        return Remedy(words, where, True, f"correct on this batch at {scale_in_words(scale)}{_zeros(begun)}")
     begun = replace(begun, ended=False)  # another scaler begins
     goal = 2.0 ** _highest_finite(begun, gradients)
     if (landing := _by_itself(begun, goal)) is None:
@@ -78,6 +76,28 @@ def _dynamic(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
     text = f"a dynamic loss scale, which falls to {scale_in_words(landing)} by itself and follows later gradients"
     remedy = _lowered(begun, (), text, landing, gradients)
     return replace(remedy, words=words) if remedy.helped else None
+
+
+def _dynamic_words(case: DiagnosisCase) -> tuple[str, ...]:
+    prefix = _prefix(case)
+    return ("scaler=dynamic" if prefix == "scaler" else f"{prefix}={{_target_:mptrain.scaler.DynamicScaler}}",)
+
+
+def _with_dynamic(case: DiagnosisCase) -> DiagnosisCase | None:
+    """Return the step with a dynamic scaler; None if the configuration does not allow one."""
+    try:
+        return case.with_overrides(*_dynamic_words(case))
+    except (ConfigError, EnvironmentRefused):
+        return None
+
+
+def _has_gradients(case: DiagnosisCase) -> bool:
+    return any(nonzero(one) for operation in case.seen.of("backward") for one in operation.outputs)
+
+
+def _zeros(case: DiagnosisCase) -> str:
+    """Return which modules only zero gradients reach: of their scale nothing was seen. Empty if there is none."""
+    return "".join(f"; {one}" for one in only_zeros(module_rows(case.seen, causes=())))
 
 
 def _edge(gradients: ExponentCounts) -> int:
@@ -120,6 +140,8 @@ def _lowered(
         outcome = f"{finite} at {shown}, but wrong: {candidate.cause.what}"
     else:
         outcome, helped = f"{finite} at {shown}{_below(room)}; {cost}", True
+        if candidate.accuracy is not None and (off := candidate.accuracy.doubt):
+            outcome, text = f"{outcome}; {off}", text.removeprefix(NO_CHANGE)
         refusal = _refusal(case, words, scale) if words else None
     return _unless_refused(Remedy(words, text, helped, outcome), refusal)
 
@@ -143,15 +165,26 @@ def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | Non
         if not begun.seen.finite and begun.cause.kind == "backward":
             return lower_scale(begun, gradients)
     room = 2.0 ** _edge(gradients) / case.seen.loss_scale
-    return higher_scale(case, math.inf, room) if room >= 2 else None
+    return higher_scale(case, math.inf, room, gradients) if room >= 2 else None
 
 
-def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
+def higher_scale(case: DiagnosisCase, share: float, room: float, gradients: ExponentCounts) -> Remedy:
     """Return a higher loss scale, tried on the step, for gradients that are small for FP16.
 
     A remedy must halve ``share``, the share of nonzero FP16 gradients below 2^-14. ``room`` is the factor by which the
-    scale can be multiplied before the largest gradient overflows.
+    scale can be multiplied before the largest gradient overflows. In place of a constant scale comes a dynamic one: a
+    network that has not learned has small gradients, and larger ones as soon as it does.
     """
+    constant = isinstance(case.learner.scaler, (StaticScaler, NoScaler))
+    if constant and (remedy := _dynamic(case, gradients)) is not None:
+        return remedy
+    if constant and _prefix(case) == "scaler" and (changed := _with_dynamic(case)) is not None:
+        remedy = higher_scale(replace(changed.at_scale(case.seen.loss_scale), ceiling=math.inf), share, room, gradients)
+        return replace(
+            remedy,
+            words=(*_dynamic_words(case), *remedy.words),
+            text=remedy.text.replace("a loss", "a dynamic loss", 1),
+        )
     for margin in range(MARGIN, -1, -1):
         scale = case.seen.loss_scale * room / 2.0**margin
         if scale <= case.seen.loss_scale:
@@ -160,15 +193,17 @@ def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
             return Remedy((), f"a loss scale of {scale_in_words(scale)}", None, limit)
         candidate = case.at_scale(scale)
         small = small_gradients(candidate.seen)
-        helped = candidate.is_sound and (small is None or small[0] < share / 2)
+        helped = candidate.is_sound and _has_gradients(candidate) and (small is None or small[0] < share / 2)
         if helped:
             break
     words, text = scale_words(case, scale), f"a loss scale of {scale_in_words(scale)}"
     if not helped:
-        what = candidate.cause.what if not candidate.is_sound else "just as many gradients are below 2^-14"
-        return Remedy(words, text, False, what)
+        small_ones = "just as many gradients are below 2^-14" if _has_gradients(candidate) else "all gradients are zero"
+        return Remedy(words, text, False, small_ones if candidate.is_sound else candidate.cause.what)
     few = ", and few gradients are below 2^-14" if small is None else ""
-    outcome = f"finite on this batch{_below(margin)}{few}; {_MORE_STEPS}"
+    outcome = f"finite on this batch{_below(margin)}{few}{_zeros(candidate)}; {_MORE_STEPS}"
+    if constant:  # no run was seen to train with it
+        return Remedy(words, text, None, f"not shown to train: {outcome}")
     return _unless_refused(Remedy(words, text, True, outcome), _refusal(case, words, scale))
 
 

@@ -18,7 +18,16 @@ import torch
 from mptrain.engine.parts import Parts
 from mptrain.inspection.doctor_gradients import compare_backward, compute_reference, gradients, operator_errors
 from mptrain.inspection.doctor_observation import disable_dropout
-from mptrain.inspection.doctor_ranges import EPSILONS, MUCH, ModuleScaling, OutputErrors, by_module, lost_boundary
+from mptrain.inspection.doctor_ranges import (
+    EPSILONS,
+    MUCH,
+    ModuleScaling,
+    OutputErrors,
+    by_module,
+    is_spoiled,
+    lost_boundary,
+    spoiling_boundary,
+)
 from mptrain.inspection.module_tensors import HANDED, Outputs, distance, hook_step, owner, record_outputs
 from mptrain.inspection.operator_errors import OperatorError
 from mptrain.inspection.step_replay import SavedStep
@@ -80,6 +89,16 @@ class StepAccuracy:
         return largest_errors(self.outputs, self.modules)
 
     @property
+    def doubt(self) -> str:
+        """Errors that are too large for an all-clear although no module is to blame, as a clause; empty for none."""
+        if is_spoiled(self.outputs, self.modules, self.form):
+            errors = " and ".join(f"{100 * one:.3g} %" for one in self.largest_errors)
+            return f"rounding errors of many modules add up: outputs and gradients are off by up to {errors}"
+        if inexact := self.inexact_gradients:
+            return f"gradients are off by up to {100 * max(one.best for one in inexact):.3g} %"
+        return ""
+
+    @property
     def ill_conditioned(self) -> str | None:
         """Name of the first module whose output, or else gradients, are wrong in FP32 too; None if there is none.
 
@@ -99,8 +118,8 @@ class StepAccuracy:
         """Boundary whose error is larger than rounding explains, a key of ``outputs``; later modules use it.
 
         It is one to which the module's own arithmetic adds the error, of the first such module the one to which it adds
-        most; or else one that `lost_boundary` blames. None if there is no such boundary, or if an earlier module is
-        already wrong in FP32.
+        most; or else one that `lost_boundary` or `spoiling_boundary` blames. None if there is no such boundary, or if
+        an earlier module is already wrong in FP32.
         """
         wrong = []
         for boundary, errors in self.outputs.items():
@@ -113,7 +132,7 @@ class StepAccuracy:
         own = [one for one in wrong if not self.outputs[one].own <= EPSILONS * self.form.epsilon]
         if not own:
             lost = lost_boundary(self.outputs, self.modules, self.form)
-            return lost[0] if lost else None
+            return lost[0] if lost else spoiling_boundary(self.outputs, self.modules, self.form)
         return max((one for one in own if owner(one) == owner(own[0])), key=lambda one: self.outputs[one].own)
 
     def allowed(self, name: str) -> float:

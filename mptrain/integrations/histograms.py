@@ -28,13 +28,13 @@ class UpdateHistograms(HistogramWatch):
 
     Activations of compiled models are left out, because hooks on their modules would compile them again. So are those
     of modules whose parameters, by id in ``own``, are not the optimizer's. A look that fails, as without memory, is
-    given up with a warning: training goes on.
+    given up with a warning, and ``failure`` says why: training goes on.
     """
 
     def __init__(self, learner: str, step: int, models: Mapping[str, nn.Module], own: Set[int]) -> None:
         super().__init__(learner, step)
         self.step = step
-        self._given_up = False
+        self.failure = ""
         self._hooks = contextlib.ExitStack()
         for prefix, model in models.items():
             if any(_is_compiled(module) for module in model.modules()):
@@ -92,16 +92,16 @@ class UpdateHistograms(HistogramWatch):
 
     def _try(self, look: Callable[..., None], *arguments: Any) -> None:
         """Call a function that looks at tensors; after one that has failed, as without memory, do nothing more."""
-        if self._given_up:
+        if self.failure:
             return
         try:
             look(*arguments)
         except Exception as error:
-            self._given_up, self._verdict = True, None
+            self._verdict = None
             self._counts, self._before, self._unchanged, self.left_out = {}, {}, {}, {}
             self.close()
-            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            warnings.warn(f"mptrain.watch leaves the histograms of an update out: {why}", stacklevel=2)
+            self.failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            warnings.warn(f"mptrain.watch leaves the histograms of an update out: {self.failure}", stacklevel=2)
 
 
 class _InTraining:

@@ -15,7 +15,7 @@ from mptrain.integrations.histograms import UpdateHistograms
 from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite
 from mptrain.integrations.updates import Facts, Rates, UpdateLog
 from mptrain.numerics.overflow_check import Verdict
-from mptrain.system.torch_private import is_within_other_step, skips_on_device
+from mptrain.system.torch_private import is_within_step, skips_on_device
 
 
 class Owner(Protocol):
@@ -120,6 +120,8 @@ class WatchedLearner(Follower):
             applied = applied._replace(grad_norm=applied.grad_norm / one)
         before = applied if passes is None else passes.verdict._replace(grad_norm=passes.verdict.grad_norm / one)
         assert before is not None
+        if applied is not None and len(applied.norms) != len(before.norms):  # the optimizer was given parameters
+            before = before._replace(norms=applied.norms)
         if applied is not None and passes is not None:  # its norm counts if the gradients of the passes are gone
             before = first_not_finite(before, applied, before if self._same else applied)
         values = self._values(before, one, after, skip, loss, passes)
@@ -147,10 +149,6 @@ class WatchedLearner(Follower):
         if (passes := self._stepped or self.passes.take()) is not None:
             self._stepped = None
             self._record_abandoned(passes, scale, next_scale)
-
-    def push(self, loss: Tensor | float | None = None) -> None:
-        """Record the newest update; ``loss`` is its unscaled loss, None for that of its backward passes."""
-        self.updates.push(None if loss is None else self.passes.scalar(loss))
 
     @override
     def before_pass(self) -> None:
@@ -210,17 +208,22 @@ class WatchedLearner(Follower):
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_within_other_step(optimizer):
+        if not is_within_step(optimizer, 2):
             # A closure runs backward passes inside of the step, and the gradients are looked at when it has ended.
             self._applied = None
-            if not any(one is not None for one in (*args[1:], kwargs.get("closure"))):
+            if self.passes.inside and self.passes.stepping:  # an exception of its closure has ended the last step
+                self.passes.abandon()
+            self.passes.stepping = any(one is not None for one in (*args[1:], kwargs.get("closure")))
+            if not self.passes.stepping:
                 self._look_at_step(unscaled=self._watch.is_unscaled(self))
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not is_within_other_step(optimizer):
+        if not is_within_step(optimizer, 2):
+            self.passes.stepping = False
             if self._applied is None:
                 self._look_at_step(unscaled=self._watch.is_unscaled(self))
+                self._same |= self.passes.inside
             elif self.passes.changes() > self._changes and not skips_on_device(optimizer):  # its kernel unscales them
                 # By a hook that came after ours, or by the optimizer itself.
                 now = self.passes.look()

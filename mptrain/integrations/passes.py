@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.integrations.losses import running_pass, take_losses
+from mptrain.numerics.exponent_counts import as_real
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_first_copy, is_sharded, part
 from mptrain.system.device import widest
@@ -22,6 +23,7 @@ from mptrain.system.torch_private import (
     current_backward,
     foreach_norm,
     in_compiled_autograd,
+    is_within_step,
     untraced,
 )
 
@@ -107,10 +109,14 @@ class PassLog:
         self._added: int | None = None
         self._consumed: int | None = None
         self._views: bool | None = None  # of DDP, in the memory of its buckets; unknown before the first pass
+        self.stepping = False  # the optimizer runs passes itself, by a closure, unless an exception has ended it
+        self.inside = False  # the open passes ran within its step
+        self._within = False  # so does the running one
         self._fresh = False  # the running pass has made a gradient anew that a bucket had had
         self._local: dict[int, Tensor] = {}
         self._seen: list[tuple[nn.Parameter, ReferenceType[Tensor], int]] = []
         self._queued: set[int] = set()
+        self._reached: set[int] = set()  # parameters to whose gradients the running pass has added
         self._handles: list[Any] = []
         self._begin()
 
@@ -129,14 +135,14 @@ class PassLog:
 
     def take(self) -> Passes | None:
         """Return the passes since the last update, which an update follows; None if none was looked at."""
-        passes, self._open = self._open, None
+        passes, self._open, self.inside = self._open, None, False
         self._longest, self.since_update = max(self._longest, self.since_update), 0
         return passes
 
     def abandon(self) -> None:
         """Take notice that no update will follow the passes so far."""
         if self._open is not None:
-            passes, self._open = self._open, None
+            passes, self._open, self.inside = self._open, None, False
             self._follower.abandoned(passes)
 
     def is_same(self) -> bool:
@@ -165,9 +171,12 @@ class PassLog:
         return verdict
 
     def unseen_losses(self) -> Tensor | None:
-        """Return the sum of the losses of passes that nobody has looked at, float32 (); None without any."""
+        """Return the sum of the losses of passes that nobody has looked at, float32 (); None without any.
+
+        Where passes without an update cannot be told from others, that of several is unknown.
+        """
         self._added = running_pass() or self._added
-        return self._sum(None, earlier=self.sharded or bool(self.not_looked_at))
+        return self._sum(None, earlier=self.sharded or bool(self.not_looked_at), single=bool(self.not_looked_at))
 
     def end(self) -> None:
         """Take notice that the loop has ended: passes since the last update are followed by none."""
@@ -214,14 +223,14 @@ class PassLog:
             )
         self.counted_here = [_is_counted_here(one) if self.sharded else True for one in self.params]
         device = self.params[0].device if self.params else torch.device("cpu")
-        own = [_as_real(part(one.detach())) for one in self.params]
+        own = [as_real(part(one.detach())) for one in self.params]
         self._check = OverflowCheck(own, exact=False) if own else None
         self.one, self.zero = torch.ones(1, device=device), torch.zeros((), device=device)
         self.unknown = torch.full((), math.nan, device=device)
         if self.params and not any(id(one) in self._all_names for one in self.params):
             self.not_looked_at = (
                 "the optimizer has none of the model's parameters, as with master weights by hand: gradients are "
-                "looked at when it steps, and not the model's own, nor passes that no update follows"
+                "looked at when it steps, after clipping, and not the model's own, nor passes that no update follows"
             )
             warn(f"mptrain.watch: {self.not_looked_at}")
         self._handles = [hook for one in self.params if (hook := self._hooked(one)) is not None]
@@ -250,6 +259,7 @@ class PassLog:
                 )
                 warn(f"mptrain.watch: {self.not_looked_at}")
             return
+        self._reached.add(id(parameter))
         number = current_backward()
         if number not in self._queued:
             self._queued.add(number)
@@ -263,7 +273,9 @@ class PassLog:
     def _pass_ended(self) -> None:
         """Look at this rank's own gradients, and again when what others have queued is done: DDP averages them."""
         self._follower.before_pass()
-        if running_pass() != self._added and not self._goes_on():
+        # On a device torch calls this in a thread of its own, where nothing is known of an exception.
+        self._within = self.stepping and (not self.one.is_cpu or is_within_step(self._optimizer))
+        if running_pass() != self._added and not (self._within and self.inside) and not self._goes_on():
             self.abandon()
         if self.ranks > 1 and self._views is False:
             there = [one for one in self.params if one.grad is not None]
@@ -274,20 +286,25 @@ class PassLog:
     def _goes_on(self) -> bool:
         """Return whether this pass added to the gradients of the last look; else its passes were abandoned.
 
-        A gradient that was set to zero and added to has two versions more; one that the pass does not reach has none. A
-        pass that makes a graph of its gradients replaces them by their sum. DDP replaces gradients by views, but only
-        those that were made anew.
+        A gradient that was set to zero and added to has two versions more; one that the pass does not reach has one
+        more if it was set to zero, and else none. A pass that makes a graph of its gradients replaces them by their
+        sum. DDP replaces gradients by views, but only those that were made anew.
         """
         if self._views and self.ranks > 1:
             return not self._fresh
         return any(
-            one.grad is not None and (one.grad.requires_grad or (one.grad is last() and one.grad._version <= seen + 1))
+            one.grad is not None
+            and (
+                one.grad.requires_grad
+                or (one.grad is last() and one.grad._version <= seen + (id(one) in self._reached))
+            )
             for one, last, seen in self._seen
         )
 
     @torch.no_grad()
     def _look(self) -> None:
         self._queued.clear()
+        self._reached.clear()
         if self._consumed is not None and running_pass() == self._consumed:
             return
         self.refresh()
@@ -300,6 +317,13 @@ class PassLog:
         if (verdict := self.look()) is None:
             return
         before, loss = self._open, None if self._open is None else self._open.loss
+        if (
+            self._within and self.inside and before is not None
+        ):  # loss and norm are those before the update: of the first pass in it
+            self._added = running_pass()
+            take_losses(earlier=False)
+            self._open = before._replace(verdict=first_not_finite(before.verdict, verdict, before.verdict))
+            return
         if running_pass() not in (None, self._added):
             self._added = running_pass()
             loss = self._sum(loss, earlier=self.sharded)
@@ -310,6 +334,7 @@ class PassLog:
         if before is not None and len(before.verdict.norms) == len(verdict.norms):
             verdict = first_not_finite(before.verdict, verdict)
         self._open = Passes(verdict, loss, self.rates(), local, self._follower.scale_by_hand())
+        self.inside = self._within
 
     def _warn_of_no_update(self) -> None:
         if self._warned:
@@ -327,9 +352,9 @@ class PassLog:
         found = torch.stack([self._local.get(id(one), self.zero) for one in self.params])
         return found.to(widest(self.one.device))
 
-    def _sum(self, loss: Tensor | None, *, earlier: bool) -> Tensor | None:
+    def _sum(self, loss: Tensor | None, *, earlier: bool, single: bool = False) -> Tensor | None:
         for one in take_losses(earlier=earlier):
-            if one is None or loss is self.unknown:
+            if one is None or loss is self.unknown or (single and loss is not None):
                 loss = self.unknown
             else:
                 loss = self.scalar(one) if loss is None else loss + self.scalar(one)
@@ -390,9 +415,4 @@ def _is_counted_here(parameter: Tensor) -> bool:
 def _dense(grad: Tensor | None) -> Tensor | None:
     if grad is None:
         return None
-    return _as_real(grad.detach().coalesce().values() if grad.is_sparse else part(grad.detach()))
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as its real and imaginary parts, in a last dimension of two; any other as it is."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return as_real(grad.detach().coalesce().values() if grad.is_sparse else part(grad.detach()))

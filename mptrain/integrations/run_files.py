@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from mptrain.integrations.passes import world_size
 from mptrain.runlog.atomic_files import storage_errors
@@ -76,14 +77,14 @@ class RecordFiles:
 
 
 def rank_files(root: Path, rank: int, *, sharded: bool) -> RecordFiles:
-    """Return the sink of a rank in a run directory.
+    """Return the sink of a rank above 0 in a run directory.
 
     Of sharded parameters each rank has records of its own, which are merged when they are read. Else rank 0 has those
-    of all, and the others have the overflows of their own gradients.
+    of all, and the others have the overflows of their own gradients, and what they have not looked at.
     """
-    if rank == 0 and not sharded:
-        return RecordFiles(root)
-    return RecordFiles(RunPaths(root).ranks / str(rank), None if sharded else frozenset({"rank_overflow"}))
+    return RecordFiles(
+        RunPaths(root).ranks / str(rank), None if sharded else frozenset({"rank_overflow", "not_looked_at"})
+    )
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class WatchedLoop:
     inside: str = ""
 
 
-class RunFiles:
+class RunFiles(RecordFiles):
     """Sink that writes a new run directory: identity, records and, at the end, counts.
 
     Raises StorageError if the directory exists.
@@ -114,6 +115,7 @@ class RunFiles:
 
     def __init__(self, root: Path, loop: WatchedLoop) -> None:
         root = root.absolute()
+        super().__init__(RunPaths(root).ranks / "0" if loop.sharded else root)
         if root.exists():
             raise StorageError(f"{root} exists", "choose another folder for each run")
         self._directory = create_run(root.parent, "", root.name)
@@ -135,7 +137,6 @@ class RunFiles:
             ranks=world_size(),
         ).begin(from_step=loop.steps)
         self._directory.write_state(self._state)
-        self._files = rank_files(root, 0, sharded=loop.sharded)
         self._learners: dict[str, dict[str, Any]] = {}
         self._losses: dict[str, deque[float]] = {}
         self._error = getattr(sys, "last_value", None)  # of an earlier cell, in a notebook
@@ -143,11 +144,12 @@ class RunFiles:
         self._evaluated = False
         self._steps = 0
 
+    @override
     def take(self, record: Record) -> None:
         """Write a record, and count steps and overflows for the summary; after the end an evaluation is added."""
-        self._files.take(record)
+        super().take(record)
         if self._state.status != "running" and isinstance(record, EvalRecord):
-            self._files.close()
+            super().close()
             self._evaluated = True
             write_summary(self._directory.paths.summary, self._summary())
             return
@@ -164,6 +166,8 @@ class RunFiles:
         elif isinstance(record, OverflowRecord):
             phases = self._of(record.learner)["overflows"]
             phases[record.phase] = phases.get(record.phase, 0) + 1
+            if not record.skipped and record.loss not in ("finite", "unknown"):  # so its mean is not finite either
+                self._losses.setdefault(record.learner, deque(maxlen=_LAST_LOSSES)).append(math.nan)
         elif isinstance(record, EvalRecord):
             self._evaluated = True
         elif isinstance(record, HistogramRecord) and not self._precision:
@@ -180,13 +184,11 @@ class RunFiles:
     def _of(self, learner: str) -> dict[str, Any]:
         return self._learners.setdefault(learner, {"overflows": {}})
 
+    @override
     def drop_histograms(self) -> bool:
-        """Remove the histograms, to have room for other records; return whether there are any."""
-        return self._files.drop_histograms()
-
-    def flush(self) -> None:
-        """Write the records so far to their files."""
-        self._files.flush()
+        if there := super().drop_histograms():
+            self._not_looked_at.append("histograms, for which there was no room")
+        return there
 
     def _take_dtypes(self, record: HistogramRecord) -> None:
         """Put the dtypes that were seen on record, which options of frameworks may not say."""
@@ -222,11 +224,12 @@ class RunFiles:
         lines = [f"{name}: {json.dumps(value)}\n" for name, value in sections.items() if value != {}]
         self._directory.write_config("".join(lines), ())
 
+    @override
     def close(self) -> None:
         """Write the summary, and record that the loop has ended; a second call does nothing."""
         if self._state.status != "running":
             return
-        self._files.close()
+        super().close()
         write_summary(self._directory.paths.summary, self._summary())
         last = getattr(sys, "last_value", None)  # what ended the process, if nobody closed the watch
         error = sys.exc_info()[1] or (last if last is not self._error else None)

@@ -118,10 +118,15 @@ class UpdateLog:
     def end(self) -> None:
         """Write the records of all updates, and what has none: how many passes no update followed, what nobody saw."""
         with self._lock:
-            self.flush()
             assert self._log is not None
+            try:
+                self.flush()
+            except Exception as error:  # the loop has done nothing wrong
+                what = f"the last records: {type(error).__name__}: {error}"
+                self.not_looked_at[what] = None
+                warn(f"mptrain.watch: {self.name}: lost are {what}")
             self._log.end(self.steps, self.not_looked_at, self._sink)
-            self._write()
+            self._written()
 
     def _record(self, values: StepValues, facts: Facts) -> None:
         self._facts.append(facts)
@@ -134,9 +139,15 @@ class UpdateLog:
     def _write(self) -> None:
         """Write the histograms of the steps that have reached the host, which waits for the device if there are any."""
         newest = self._log.last.step if self._log is not None and self._log.last is not None else 0
+        if self._log is not None:
+            for what in (*self.not_looked_at,):  # at once: the process may be killed
+                self._log.say(self.steps, what, self._sink)
         while self._counted and self._counted[0].step <= newest:
-            for record in self._counted.pop(0).records():
+            look = self._counted.pop(0)
+            for record in look.records():
                 self._sink.take(record)
+            if look.failure:
+                self.not_looked_at[f"histograms of an update: {look.failure}"] = None
         self._written()
 
 
@@ -151,7 +162,7 @@ class _Log(LearnerLog):
         super().__init__(name, names, ring)
         self._facts, self._sharded = facts, sharded
         self._abandoned = 0
-        self._ratios = (0.0, 0)  # norm of a pass by that of its update, and how often
+        self._divided = 0  # updates in a row whose gradients the loop seems to have unscaled
         self._said: set[str] = set()  # what was not looked at
         self._scale: tuple[int, float] | None = None  # of the next update, as the last one left it, and its step
         self._before: tuple[int, tuple[float, ...], bool] | None = None  # step, rates, and whether it was an update
@@ -161,12 +172,8 @@ class _Log(LearnerLog):
     def go_on_after(self, other: _Log) -> None:
         """Continue the counts of the log of the same optimizer with other parameters."""
         self.updates, self.skipped, self.history, self.last = other.updates, other.skipped, other.history, other.last
-        self._abandoned, self._scale, self._ratios, self._said = (
-            other._abandoned,
-            other._scale,
-            other._ratios,
-            other._said,
-        )
+        self._abandoned, self._scale, self._divided = other._abandoned, other._scale, other._divided
+        self._said = other._said
         self._before, self._moves, self._moved = other._before, other._moves, other._moved
 
     @override
@@ -189,10 +196,10 @@ class _Log(LearnerLog):
             self._take_abandoned(step, row, sink, loss_known=facts.loss_known)
             return
         if facts.set_by_loop and facts.applied_known:
-            self._say(
+            self.say(
                 step,
                 "grad_norm of updates whose gradients the loop sets itself is that as applied, after clipping if there "
-                "is any",
+                "is any, and gradients that it sets and makes no update of are not seen",
                 sink,
             )
         elif facts.applied_known and row.loss_scale == 1:
@@ -201,30 +208,29 @@ class _Log(LearnerLog):
         lr = rates[0] if rates else math.nan
         self.record(step, epoch, row._replace(lr=lr), sink, loss_known=facts.loss_known, applied_norm=applied)
 
-    def _say(self, step: int, what: str, sink: Sink) -> bool:
+    def say(self, step: int, what: str, sink: Sink) -> bool:
         """Say once what was not looked at; return whether it is said now."""
         if what in self._said:
             return False
         self._said.add(what)
-        sink.take(EventRecord("not_looked_at", step, {"learner": self.name, "what": what}))
+        fields = {"learner": self.name, "what": what} | ({"rank": rank()} if rank() else {})
+        sink.take(EventRecord("not_looked_at", step, fields))
         return True
 
     def _look_for_scale(self, step: int, row: HostValues, changes: int, sink: Sink) -> None:
         """Say that the loop seems to scale its loss by hand.
 
-        It divides gradients by one power of two each time, or changes them at least twice, which clipping does once.
+        It divides gradients by a power of two each time, or changes them at least twice, which clipping does once.
         """
         ratio = row.grad_norm / row.lr if row.lr else 0.0
         power = 2.0 ** round(math.log2(ratio)) if math.isfinite(ratio) and ratio >= _SCALES else 0.0
         power = power if power and math.isclose(ratio, power, rel_tol=1e-3) else 0.0
-        last, alike = self._ratios
-        same = changes > 1 or (power > 0 and last in (0.0, power))
-        self._ratios = (power, alike + 1) if same else (0.0, 0)
-        if self._ratios[1] == _ALIKE:
+        self._divided = self._divided + 1 if changes > 1 or power else 0
+        if self._divided == _ALIKE:
             how = f"divides its gradients by {power:g}" if power else "changes its gradients more than once"
-            what = f"the loop {how} between pass and update; if one of it is a loss scale, grad_norm and loss are "
+            what = f"the loop {how} between pass and update; if a loss scale is among that, grad_norm and loss are "
             what += "multiplied by that: give mptrain.watch loss_scale="
-            if self._say(step, what, sink):
+            if self.say(step, what, sink):
                 warn(f"mptrain.watch: {what}")
 
     def _take_abandoned(self, step: int, row: HostValues, sink: Sink, *, loss_known: bool) -> None:
@@ -274,4 +280,4 @@ class _Log(LearnerLog):
         if self._abandoned > 1:
             sink.take(EventRecord("abandoned_passes", step, {"learner": self.name, "count": self._abandoned}))
         for what in not_looked_at:
-            self._say(step, what, sink)
+            self.say(step, what, sink)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -75,9 +76,10 @@ class _Files:
     Histograms are given up first, because they are large; what is written stays.
     """
 
-    def __init__(self, sink: RecordFiles | RunFiles) -> None:
-        self._sink: RecordFiles | RunFiles | None = sink
+    def __init__(self, sink: RecordFiles) -> None:
+        self._sink: RecordFiles | None = sink
         self._histograms = True
+        self._lock = threading.RLock()  # several learners have these files, and another thread may flush one
 
     def take(self, record: Record) -> None:
         if self._histograms or not isinstance(record, HistogramRecord):
@@ -89,19 +91,20 @@ class _Files:
     def close(self) -> None:
         self._try(lambda sink: sink.close())
 
-    def _try(self, call: Callable[[RecordFiles | RunFiles], object]) -> None:
-        if self._sink is None:
-            return
-        try:
-            call(self._sink)
-        except StorageError as error:
-            if self._histograms and self._sink.drop_histograms():
-                self._histograms = False
-                warn(f"mptrain.watch writes no more histograms: {error}")
-                self.flush()  # what is in memory yet
-            else:
-                self._sink = None
-                warn(f"mptrain.watch writes no more records: {error}")
+    def _try(self, call: Callable[[RecordFiles], object]) -> None:
+        with self._lock:
+            if self._sink is None:
+                return
+            try:
+                call(self._sink)
+            except StorageError as error:
+                if self._histograms and self._sink.drop_histograms():
+                    self._histograms = False
+                    warn(f"mptrain.watch writes no more histograms: {error}")
+                    self.flush()  # what is in memory yet
+                else:
+                    self._sink = None
+                    warn(f"mptrain.watch writes no more records: {error}")
 
 
 def watch(
@@ -174,7 +177,12 @@ class Watch(Owner, Listener):
             if self._scaler is not None:
                 undo.callback(listen(self._scaler, self))
             innermost = [one[-1] for one in optimizers]
-            self._files = [] if dir is None else [_Files(_files(Path(dir), models, innermost, self._scaler, steps))]
+            files = (
+                None
+                if dir is None
+                else _files(Path(dir), models, innermost, self._scaler, steps, by_hand=loss_scale is not None)
+            )
+            self._files = [] if files is None else [_Files(files)]
             self._sink = Fanout([self._newest, *self._files])
             undo.callback(watch_losses())
             with contextlib.ExitStack() as hooks:
@@ -195,8 +203,9 @@ class Watch(Owner, Listener):
 
         Raises UsageError for a tensor that is no scalar.
         """
-        for learner in self.learners:
-            learner.push(loss)
+        for learner in self.learners if not self._given_up else ():
+            value = None if loss is None else learner.passes.scalar(loss)
+            learner.guarded(learner.updates.push)(value)
 
     def evaluated(self, metrics: Mapping[str, float], *, split: str = "val", samples: int = 0) -> None:
         """Record an evaluation after the newest update, which ``mptrain compare`` judges.
@@ -208,8 +217,8 @@ class Watch(Owner, Listener):
         """
         self.flush()
         step = max((learner.updates.steps for learner in self.learners), default=0)
-        values = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
-        if left_out := [name for name in metrics if name not in values and name not in self._left_out]:
+        values = {str(name): number for name, value in metrics.items() if (number := _number(value)) is not None}
+        if left_out := [name for name in metrics if str(name) not in values and name not in self._left_out]:
             self._left_out.update(left_out)
             warn(f"mptrain.watch: not on record, because they are no numbers: {', '.join(map(str, left_out))}")
         if values and self.learners:  # a forked child has none
@@ -251,7 +260,7 @@ class Watch(Owner, Listener):
     def close(self) -> None:
         """Record everything, and take all hooks off; a second call does nothing."""
         if self._end.alive:
-            for learner in self.learners:
+            for learner in self.learners if not self._given_up else ():
                 learner.guarded(learner.passes.end)()
         with self._hooks:
             self._end()
@@ -267,6 +276,8 @@ class Watch(Owner, Listener):
                 learner.updates.push()
             what = f"steps after {learner.updates.steps}: {type(error).__name__}: {error}"
             learner.updates.not_looked_at[what] = None
+            with contextlib.suppress(Exception):
+                learner.updates.flush()
         self._hooks.close()
         warn(f"mptrain.watch has stopped, and training goes on: {type(error).__name__}: {error}")
 
@@ -280,6 +291,8 @@ class Watch(Owner, Listener):
     @override
     def updated(self, learner: WatchedLearner) -> None:
         """Record an update without loss scaling; what the scaler has looked at is recorded when it is updated."""
+        if self._given_up:
+            return
         if self._scaler is None or not found_overflow(self._scaler, self._asked(learner)):
             learner.complete()
         else:
@@ -307,7 +320,8 @@ class Watch(Owner, Listener):
 
     @override
     def before_update(self) -> None:
-        guarded_call(self._keep_found, self)
+        if not self._given_up:
+            guarded_call(self._keep_found, self)
 
     def _keep_found(self) -> None:
         """Keep what the scaler has found, which its update forgets."""
@@ -327,7 +341,8 @@ class Watch(Owner, Listener):
 
     @override
     def after_update(self) -> None:
-        guarded_call(self._record_pending, self)
+        if not self._given_up:
+            guarded_call(self._record_pending, self)
 
     def _record_pending(self) -> None:
         """Record the updates between the last two calls of the scaler's ``update``."""
@@ -413,7 +428,7 @@ def _ended(log: UpdateLog) -> None:
     try:
         log.end()
     except Exception as error:  # the loop has done nothing wrong
-        warn(f"mptrain.watch: the last records of {log.name} are lost: {type(error).__name__}: {error}")
+        warn(f"mptrain.watch: {log.name} has no end on record: {type(error).__name__}: {error}")
 
 
 def _number(value: Any) -> float | None:
@@ -471,7 +486,9 @@ def _files(
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
     steps: int,
-) -> RecordFiles | RunFiles:
+    *,
+    by_hand: bool,
+) -> RecordFiles:
     """Return the sink of this rank's files in a new run directory."""
     parameters = [one for each in models.values() for one in each.parameters()]
     sharded = any(map(is_sharded, parameters))
@@ -485,7 +502,7 @@ def _files(
     parts = {
         "model": f"{kinds}, {sum(one.numel() for one in parameters):,} parameters{whose}",
         "precision": f"parameters {dtypes}" + ", sharded (FSDP2)" * sharded,
-        "scaler": "none" if scaler is None else _described(scaler),
+        "scaler": "of the loop's own" if by_hand else "none" if scaler is None else _described(scaler),
         "optimizer": "; ".join(f"{type(one).__name__}(lr={_first_rate(one):g})" for one in optimizers),
     }
     device = parameters[0].device if parameters else torch.device("cpu")

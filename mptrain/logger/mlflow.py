@@ -5,14 +5,20 @@ Values are collected and sent in batches, because one request for each value wou
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import math
+import os
 import re
 import time
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id
 from mptrain.logger.series import flat, numbers, points
+from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord, Record
 
 #: Seconds between two requests while there are values to send.
@@ -21,6 +27,10 @@ _EVERY_SECONDS = 2.0
 #: Maximum numbers of metrics and parameters in one request and maximum length of a parameter's value, from MLflow's
 #: REST API documentation (runs/log-batch).
 _METRICS, _PARAMETERS, _LONGEST = 1000, 100, 500
+
+
+#: First version that refuses folders unless MLFLOW_ALLOW_FILE_STORE is set (github.com/mlflow/mlflow/issues/23634).
+_NO_FOLDERS = (3, 13)
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,21 @@ class MLflow(TrackerOptions):
 
     tracking_uri: str | None = None
     experiment: str = "mptrain"
+
+    @override
+    def require(self) -> None:
+        super().require()
+        place = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        is_folder = bool(place) and (place.startswith("file:") or not re.match(r"[\w+]+:|databricks|uc$", place))
+        allowed = os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1")
+        with contextlib.suppress(ValueError, importlib.metadata.PackageNotFoundError):
+            found = tuple(map(int, importlib.metadata.version("mlflow").split(".")[:2]))
+            if is_folder and not allowed and found >= _NO_FOLDERS:
+                raise ConfigError(
+                    f"logger.tracking_uri={place} is a folder, and MLflow {found[0]}.{found[1]} writes to none",
+                    f"use a database: logger.tracking_uri=sqlite:///{place.removeprefix('file:').rstrip('/')}.db; or "
+                    "set MLFLOW_ALLOW_FILE_STORE=true, as MLflow's page on file stores says",
+                )
 
     def open(self, run: TrackedRun) -> _Run:
         """Open the MLflow run that tracks a training run, and log the configuration as parameters.

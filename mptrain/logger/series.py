@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from mptrain.system.files import open_to_read
 from mptrain.system.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
 #: Name of a single learner; it is omitted in the names of curves.
@@ -87,7 +89,7 @@ def read_table(path: Path) -> list[list[str]]:
     csv reader (131,072 characters), the result is a column name and one row with a message. Invalid UTF-8 is replaced.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with io.TextIOWrapper(open_to_read(path), encoding="utf-8", errors="replace", newline="") as file:
             rows = list(csv.reader(file, dialect="excel-tab"))
     except csv.Error as error:
         return [["table"], [f"{path.name} cannot be shown: {error}"]]

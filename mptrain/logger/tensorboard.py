@@ -6,6 +6,7 @@ process starts in 0.3 s instead of 2 s and uses little memory.
 
 from __future__ import annotations
 
+import io
 import time
 import wave
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from mptrain.logger.base import TrackedRun, TrackerOptions
 from mptrain.logger.series import flat, markdown_table, points
+from mptrain.system.files import read_bytes
 from mptrain.system.records import EventRecord, OverflowRecord, Record
 
 #: Seconds between two flushes of the event file; TensorBoard shows only flushed events.
@@ -94,23 +96,24 @@ class _EventFile:
         tag = f"samples/{path.stem.rpartition('-')[0]}"
         if path.suffix == ".tsv":
             return self._text(tag, markdown_table(path))
+        content = read_bytes(path)
         if path.suffix == ".wav":
-            with wave.open(str(path)) as sound:
+            with wave.open(io.BytesIO(content)) as sound:
                 rate, channels, frames = sound.getframerate(), sound.getnchannels(), sound.getnframes()
             audio = self._summaries.Summary.Audio(
                 sample_rate=rate,
                 num_channels=channels,
                 length_frames=frames,
                 content_type="audio/wav",
-                encoded_audio_string=path.read_bytes(),
+                encoded_audio_string=content,
             )
             return self._summaries.Summary.Value(tag=tag, audio=audio)
         from PIL import Image
 
-        with Image.open(path) as picture:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
             (width, height), channels = picture.size, len(picture.getbands())
         image = self._summaries.Summary.Image(
-            height=height, width=width, colorspace=channels, encoded_image_string=path.read_bytes()
+            height=height, width=width, colorspace=channels, encoded_image_string=content
         )
         return self._summaries.Summary.Value(tag=tag, image=image)
 

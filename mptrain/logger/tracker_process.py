@@ -12,13 +12,15 @@ import contextlib
 import math
 import os
 import pickle
+import resource
+import select
 import signal
 import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import IO, BinaryIO, Final
+from typing import IO, BinaryIO, Final, NoReturn
 
 from mptrain.logger.base import Logger, TrackedRun, Tracker
 from mptrain.system.files import open_in_place
@@ -31,6 +33,9 @@ PAUSE: Final = 0.5
 
 #: Maximum number of bytes that wait for a tracker, about 200,000 steps; later records are dropped.
 MOST_WAITING: Final = 1 << 24
+
+#: Maximum number of bytes of a tracker's output that an attempt at a run keeps.
+MOST_PRINTED: Final = 10_000_000
 
 _PIECE: Final = 1 << 16
 
@@ -170,13 +175,23 @@ def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def main() -> None:
-    """Run an experiment tracker in this process: entry point of the process that `TrackerProcess` starts.
+    """Run an experiment tracker in a child of this process: entry point of the process that `TrackerProcess` starts.
 
     Standard input has the pickled options and run, then batches of records, each of which is passed to the tracker. At
-    the end the tracker is closed. The process exits with code 1 if the tracker raises.
+    the end the tracker is closed. The child exits with code 1 if the tracker raises. This process copies its output,
+    also that of its own children, up to `MOST_PRINTED`, and ends as the child does.
     """
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
+    printed, output = os.pipe()
+    if child := os.fork():
+        os.close(output)
+        os.close(0)  # the records are the child's
+        _end_as(_copied(printed, child))
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(printed)
+    os.close(output)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         opened = open(descriptor, "wb", closefd=False)  # noqa: SIM115
         setattr(sys, name, MaskedText(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
@@ -191,6 +206,37 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # skip exit hooks of trackers, which wait for networks
+
+
+def _copied(printed: int, child: int) -> int:
+    """Copy what a child prints into a pipe to standard output, and return its status once it has ended.
+
+    What is left in the pipe is copied too. The pipe may stay open, in children of the child.
+    """
+    left, ended, status = MOST_PRINTED, 0, 0
+    while True:
+        told = select.select([printed], [], [], 0 if ended else 0.05)[0]
+        piece = os.read(printed, _PIECE) if told else b""
+        if piece and left > 0:
+            more = b"\n[more output is left out]\n" if len(piece) > left else b""
+            with contextlib.suppress(OSError):  # the disk is full
+                os.write(1, piece[:left] + more)
+        left -= len(piece)
+        if ended and (not piece or left <= 0):
+            return status
+        if not ended:
+            ended, status = os.waitpid(child, 0 if told and not piece else os.WNOHANG)  # an end: nobody can print
+
+
+def _end_as(status: int) -> NoReturn:
+    """End this process with the exit code or by the signal of a child's status."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left one
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
 
 
 def _patience(logger: Logger) -> float:

@@ -45,17 +45,21 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
-def count_exponents(tensor: Tensor) -> Tensor:
+def count_exponents(tensor: Tensor, found: Tensor | None = None) -> Tensor:
     """Count the values of a tensor of any float dtype (FP64 is rounded to FP32) by exponent, without synchronising.
 
     The result is int64 of shape (`PLACES`,) on the tensor's device: the numbers of values with each of the 256 biased
-    FP32 exponents, the numbers of zeros and NaN, and the bits of the largest finite magnitude in FP32.
+    FP32 exponents, the numbers of zeros and NaN, and the bits of the largest finite magnitude in FP32. It is added to
+    ``found``, an earlier result or zeros, if given: of the two largest magnitudes, the larger stays.
     """
-    found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
+    if found is None:
+        found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
     values = as_real(tensor.detach())
     least, most = PIECE if values.is_cpu else _DEVICE_PIECE, values.numel() >> 4
     for piece in _pieces(values, most if most > least else least) if values.numel() else ():
-        found = add_counts(found, _count(piece))
+        counts = _count(piece)
+        found[:_LARGEST] += counts[:_LARGEST]
+        torch.maximum(found[_LARGEST:], counts[_LARGEST:], out=found[_LARGEST:])
     return found
 
 
@@ -83,11 +87,6 @@ def _count(values: Tensor) -> Tensor:
     found[_NANS] = torch.count_nonzero(bits > _INF_BITS)
     found[_LARGEST] = bits.mul_(bits < _INF_BITS).max()
     return found
-
-
-def add_counts(one: Tensor, other: Tensor) -> Tensor:
-    """Add up two results of `count_exponents` on the same device; of the two largest magnitudes, the larger stays."""
-    return torch.cat([one[:_LARGEST] + other[:_LARGEST], torch.maximum(one[_LARGEST:], other[_LARGEST:])])
 
 
 def scaled_counts(places: list[int], some: int, of: int) -> list[int]:

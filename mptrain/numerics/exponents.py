@@ -111,6 +111,11 @@ def below_tiniest_share(counts: ExponentCounts, exponent: float = 0) -> float:
     return _share(counts, None, TINIEST - exponent)
 
 
+def share_between(counts: ExponentCounts, first: int, end: int) -> float:
+    """Return the share of nonzero values with a magnitude in [2^first, 2^end)."""
+    return _share(counts, first, end)
+
+
 def subnormal_share(counts: ExponentCounts, exponent: float = 0) -> float:
     """Return the share of nonzero values in [2^-24, 2^-14), FP16's subnormals, after multiplication by 2^exponent."""
     return _share(counts, TINIEST - exponent, NORMAL - exponent)
@@ -127,17 +132,35 @@ def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
     return sum(counts.counts[start : max(round(end) - counts.lowest, 0)]) / count if count else 0.0
 
 
+def unseen_magnitude(counts: ExponentCounts) -> float:
+    """Return the largest sum of |x| that the zeros among FP16 values may have had before FP16 rounded them to zero.
+
+    Some zeros are exact, such as those behind a ReLU, and a histogram does not tell them apart. None was above 2^-25.
+    Underflow is gradual: where no octave below 2^-24 holds more values than the fullest of the lowest four that FP16
+    has, they sum to at most 1.5 * 2^-25 for each of those. Values of another size, all just too small to be seen,
+    average a quarter of 2^-25 at most: normally distributed, those above it would be seen. Of a tensor without a
+    nonzero value nothing is known but the first bound.
+    """
+    tiniest = 2.0 ** (TINIEST - 1)
+    if not counts.counts:
+        return counts.zeros * tiniest
+    first = max(TINIEST - counts.lowest, 0)
+    fullest = max(counts.counts[first : max(TINIEST + 4 - counts.lowest, 0)], default=0)
+    return min(counts.zeros / 4 + 1.5 * fullest, counts.zeros) * tiniest
+
+
 class ExponentTails:
     """Cumulative shares of a tensor's values below any power of two, from its exponent histogram, as look-ups.
 
     A histogram does not record mantissas: they are assumed uniform, so values of exponent e average 1.5 * 2^e.
+    ``unseen`` is the magnitude of values that were rounded to zero before they were counted, below all others.
     """
 
-    def __init__(self, counts: ExponentCounts) -> None:
+    def __init__(self, counts: ExponentCounts, unseen: float = 0.0) -> None:
         magnitudes = [count * 1.5 * 2.0**exponent for exponent, count in enumerate(counts.counts, counts.lowest)]
         self._lowest = counts.lowest
         self._counts = list(accumulate(counts.counts, initial=0))
-        self._magnitudes = list(accumulate(magnitudes, initial=0.0))
+        self._magnitudes = list(accumulate(magnitudes, initial=unseen))
         self._zeros, self._total = counts.zeros, total(counts)
 
     def share_below(self, exponent: int) -> float:
@@ -149,8 +172,16 @@ class ExponentTails:
         return (self._zeros + self._counts[self._place(exponent)]) / self._total if self._total else 0.0
 
     def magnitude_below(self, exponent: int) -> float:
-        """Return the share of the sum of all magnitudes that values below 2^exponent contribute; 0 without values."""
+        """Return the share of the sum of all magnitudes that values below 2^exponent contribute; 0 without values.
+
+        What is unseen is below every exponent.
+        """
         return self._magnitudes[self._place(exponent)] / self._magnitudes[-1] if self._magnitudes[-1] else 0.0
+
+    @property
+    def unseen_share(self) -> float:
+        """Share of the sum of all magnitudes that is unseen; 0 without values, 1 if only zeros were counted."""
+        return self.magnitude_below(self._lowest)
 
     def _place(self, exponent: int) -> int:
         return min(max(exponent - self._lowest, 0), len(self._counts) - 1)
@@ -211,7 +242,7 @@ def gradients_of(record: HistogramRecord) -> Fp16Gradients:
     kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
     half = any(counts.dtype == "float16" for named in kinds for counts in named.values())
     modules, parameters = (
-        {name: counts for name, counts in named.items() if not half or _is_half(counts)} for named in kinds
+        {name: counts for name, counts in named.items() if not half or is_half(counts)} for named in kinds
     )
     return Fp16Gradients(modules, parameters, half)
 
@@ -258,5 +289,6 @@ def largest_at_step(samples: Sequence[HistogramSample], step: int, norm: float) 
     return interpolate(before, after, step, norm)
 
 
-def _is_half(counts: ExponentCounts) -> bool:
+def is_half(counts: ExponentCounts) -> bool:
+    """Return whether gradients of a step with FP16 gradients are FP16 numbers: by dtype, or FP32 copies of some."""
     return counts.dtype == "float16" or (counts.dtype == "float32" and (not counts.counts or counts.lowest >= TINIEST))

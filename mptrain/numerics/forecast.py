@@ -13,6 +13,14 @@ al. 2018, section 3.2: scales from 8 to 32 K worked, and any does if no value ov
   average out over a batch as other rounding errors do. The number of lost values is a poor criterion: half of a tensor
   can be lost and contribute nothing. So is the size of the error: a word LSTM fell behind at scale 1 with 1 % (root of
   squares).
+- *Unseen.* What an FP16 run has rounded to zero is not in its histograms. What the zeros of a module may have been
+  (`unseen_magnitude`) counts as lost at every scale. If that alone is more than `MOST_TAKEN` of a module's gradient at
+  any sampled step, or a gradient is all zero, the run bounds nothing. But gradients may be exactly zero at some steps,
+  as of a detector's head that no box of the batch falls to. They are taken for that at less than half of the steps, if
+  at all others the largest element is so large that it would be a normal FP16 number at these: it would have to fall
+  2^11 times to vanish. How far the lower edge lies below is unknown, and so is the upper edge: a network that does
+  not learn keeps its small gradients, and would have larger ones with all of them (`plain16` at scale 1: 0.15, in
+  FP32 1.8). Zeros of FP32 and bfloat16 are zeros.
 - *Recommendation.* A usable scale, `MARGIN` doublings below the upper edge: one because the ratio of largest element to
   norm varies, one because another seed or sample order has another largest gradient. Too small a scale loses the
   smallest values first, too large a scale loses whole updates; so the recommendation is high in the range, and never
@@ -23,7 +31,7 @@ al. 2018, section 3.2: scales from 8 to 32 K worked, and any does if no value ov
 Assumptions: FP16 would compute the sampled tensors, except those that the run keeps in a wider dtype beside FP16
 tensors and that never were FP16 numbers; no value inside a module is larger than at its output; training proceeds as
 recorded, for as long. The last one fails if many updates are skipped: a run can stay where gradients are large, so far
-above the upper edge more steps overflow than forecast. FP16 gradients lack the values that have underflowed already.
+above the upper edge more steps overflow than forecast.
 """
 
 from __future__ import annotations
@@ -46,6 +54,7 @@ from mptrain.numerics.exponents import (
     ties_below,
     total,
     unscaled,
+    unseen_magnitude,
 )
 from mptrain.numerics.overflow_limits import (
     EXPONENTS,
@@ -102,6 +111,18 @@ class ScaleForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class UnseenTensor:
+    """A module or parameter whose FP16 gradient may have lost more of its magnitude to zero than `MOST_TAKEN`.
+
+    ``steps`` is the number of sampled steps at which it may, and ``all_zero`` that of those with zeros alone.
+    """
+
+    name: str
+    steps: int
+    all_zero: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """Forecast of every static FP16 loss scale from 1 to 2^24 for one learner of a run, with a recommended scale.
 
@@ -117,8 +138,7 @@ class Forecast:
         recommended: Exponent of the recommended scale; None if there is none.
         smallest_seen: FP16's smallest number divided by the lowest scale with FP16 gradients. Histograms do not show
             smaller gradients. 0 without FP16 gradients.
-        at_smallest: Largest share of a module's nonzero gradients equal to FP16's smallest number. If it is
-            considerable, more values have underflowed.
+        unseen: What FP16 may have rounded to zero unseen, all-zero tensors first. With any, the run bounds no scale.
         unusable: Number of sampled steps without information: loss scale 0 or not finite, or no gradient.
     """
 
@@ -126,8 +146,8 @@ class Forecast:
     steps: int
     epochs: int
     smallest_seen: float
-    at_smallest: float
     unusable: int
+    unseen: tuple[UnseenTensor, ...] = ()
     largest: SampledStep | None = None
     scales: tuple[ScaleForecast, ...] = ()
     lowest: int | None = None
@@ -141,6 +161,11 @@ class Forecast:
         """Exponent of the largest scale at which no step is expected to overflow and the evidence suffices, or None."""
         sure = self.evidence.sure
         return None if sure is None or self.highest is None else min(sure, self.highest)
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the records suffice for a recommended scale, or to say that no static scale is usable."""
+        return self.largest is not None and not self.too_few and not self.unseen
 
     @property
     def has_range(self) -> bool:
@@ -165,7 +190,11 @@ class GradientHistory:
     weights: dict[str, ExponentCounts] = field(default_factory=dict)
     together: ExponentCounts = field(default_factory=lambda: merged([]))
     _smallest_seen: float = 0.0
-    _at_smallest: float = 0.0
+    _seen: Counter[str] = field(default_factory=Counter)
+    _unseen: Counter[str] = field(default_factory=Counter)
+    _all_zero: Counter[str] = field(default_factory=Counter)
+    _least: dict[str, float] = field(default_factory=dict)  # the smallest of the largest elements
+    _lowest_scale: dict[str, float] = field(default_factory=dict)  # at which the gradient was all zero
     _unusable: int = 0
     _half: bool = False
 
@@ -181,10 +210,8 @@ class GradientHistory:
             self.sampled_steps.append(SampledStep(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
             return
         self._half = self._half or gradients.half
-        if halves := [counts for counts in gradients.modules.values() if counts.dtype == "float16"]:
-            # Many gradients at FP16's smallest number mean that others have underflowed.
+        if gradients.half:
             self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
-            self._at_smallest = max(self._at_smallest, *(ExponentTails(one).share_below(TINIEST + 1) for one in halves))
         modules, parameters = (
             {name: _plain(counts, loss_scale, gradients.half) for name, counts in named.items()}
             for named in (gradients.modules, gradients.parameters)
@@ -194,8 +221,19 @@ class GradientHistory:
         _merge_into(self.activations, modules)
         _merge_into(self.weights, parameters)
         largest = largest_of(gradients, loss_scale)
+        shown = gradients.modules or gradients.parameters  # outputs of a compiled model are not seen
+        kept = {name: counts for name, counts in shown.items() if nonzero(counts)}
+        tails = {name: _tails(counts, loss_scale, gradients.half) for name, counts in kept.items()}
+        if gradients.half:
+            self._seen.update(kept.keys())
+            self._unseen.update(name for name, tail in tails.items() if tail.unseen_share > MOST_TAKEN)
+            for name, counts in kept.items():
+                self._least[name] = min(self._least.get(name, math.inf), counts.largest / loss_scale)
+            for name in (name for name, counts in gradients.named.items() if counts.zeros and not nonzero(counts)):
+                self._all_zero[name] += 1
+                self._lowest_scale[name] = min(self._lowest_scale.get(name, math.inf), loss_scale)
         self.sampled_steps.append(
-            SampledStep(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step))
+            SampledStep(record.step, loss_scale, largest.value, largest.where, _taken(tails, record.step))
         )
 
     def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
@@ -209,11 +247,13 @@ class GradientHistory:
             steps=limits.total(),
             epochs=record.epochs,
             smallest_seen=self._smallest_seen,
-            at_smallest=self._at_smallest,
             unusable=self._unusable,
+            unseen=self._unseen_tensors(len(sound)),
             largest=max(sound, key=lambda sample: sample.largest, default=None),
             evidence=_agreeing(find_evidence(sampled_steps, record), limits),
         )
+        if found.unseen:  # no evidence either: it would be of a run without those gradients
+            return replace(found, evidence=OverflowEvidence(recorded=record.steps))
         if found.largest is None or found.largest.largest == 0:
             return found
         scales = self._scales(limits)
@@ -227,6 +267,23 @@ class GradientHistory:
         if found.has_range and found.top is not None and lowest is not None:
             return replace(found, recommended=max(min(found.top, min(limits) - 1 - MARGIN), lowest))
         return replace(found, recommended=found.top) if _is_settled(found) else replace(found, too_few=True)
+
+    def _unseen_tensors(self, sound: int) -> tuple[UnseenTensor, ...]:
+        steps, never = Counter(self._unseen), {}
+        for name, zeros in self._all_zero.items():
+            if name not in self.weights or name in self._seen:
+                steps[name] += 0 if self._is_exactly_zero(name) else zeros
+            elif zeros == sound:  # of a row or an expert single steps may have no gradient
+                never[name] = zeros
+        # Hooks count gradients in the order of the backward pass; those of parameters follow from those of modules.
+        named = {name: count for name, count in reversed(steps.items()) if count} or never
+        found = (UnseenTensor(name, count, min(count, self._all_zero[name])) for name, count in named.items())
+        return tuple(sorted(found, key=lambda each: (-each.all_zero, -each.steps)))
+
+    def _is_exactly_zero(self, name: str) -> bool:
+        """Return whether the steps at which a module has zeros alone are unlike all others, as those of underflow."""
+        normal = self._least.get(name, 0.0) * self._lowest_scale[name] >= 2.0**NORMAL
+        return normal and self._all_zero[name] < self._seen[name]
 
     def _scales(self, limits: Counter[int]) -> tuple[ScaleForecast, ...]:
         modules = {name: ExponentTails(counts) for name, counts in self.activations.items()}
@@ -277,16 +334,22 @@ def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCou
     return unscaled(ties_below(counts) if half else counts, loss_scale)
 
 
+def _tails(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentTails:
+    """Return the unscaled magnitudes of a gradient, with those that the zeros of FP16 may have had."""
+    plain = _plain(counts, loss_scale, half)
+    # By the rounded scale, as `unscaled` moves the others.
+    return ExponentTails(plain, unseen_magnitude(counts) / 2.0 ** round(math.log2(loss_scale)) if half else 0.0)
+
+
 def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCounts]) -> None:
     for name, counts in found.items():
         known[name] = merged([known[name], counts]) if name in known else counts
 
 
-def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[WorstTensor, ...]:
-    tails = {name: ExponentTails(counts) for name, counts in modules.items() if nonzero(counts)}
+def _taken(modules: Mapping[str, ExponentTails], step: int) -> tuple[WorstTensor, ...]:
     return tuple(
         max(
-            (WorstTensor(tail.magnitude_below(TINIEST - 1 - exponent), name, step) for name, tail in tails.items()),
+            (WorstTensor(tail.magnitude_below(TINIEST - 1 - exponent), name, step) for name, tail in modules.items()),
             key=_share,
             default=WorstTensor(),
         )

@@ -52,6 +52,8 @@ class ParallelStrategy(Protocol):
     """
 
     comm: Communicator
+    #: Names of the modules whose sharded weights passes of this rank have gathered, in order; its reader empties it.
+    gathered: list[str]
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
         """Return whether an update on this part of the batch has a single micro-batch on every rank."""
@@ -96,6 +98,9 @@ class SingleProcessStrategy:
 
     comm = SINGLE_PROCESS
 
+    def __init__(self) -> None:
+        self.gathered: list[str] = []
+
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
         """Return whether an update has a single micro-batch: one is configured, or the batch has at most one sample."""
         return wanted == 1 or batch.samples <= 1
@@ -131,6 +136,7 @@ class _DistributedStrategy(ABC):
         self.comm = comm
         self._wide = wide
         self._meeting = meeting
+        self.gathered: list[str] = []
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
         return wanted == 1
@@ -279,8 +285,24 @@ class FSDP2Strategy(_DistributedStrategy):
     """
 
     def __init__(self, comm: Communicator, root: LossModule, *, wide: bool) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
         super().__init__(comm, wide=wide, meeting=True)
         self._root = root
+        parameters = ((module._parameters, *pair) for module in root.modules() for pair in module._parameters.items())
+        self._frozen = [(own, name, one) for own, name, one in parameters if one is not None and not one.requires_grad]
+        for name, module in root.named_modules():
+            sharded = isinstance(module, FSDPModule)  # whose class, to mypy, is no module
+            if sharded:
+                short = name.removeprefix("model").removeprefix(".")
+                module.register_forward_pre_hook(lambda module, given, name=short: self.gathered.append(name))
+                module.register_forward_hook(self._keep_thawed, prepend=True)
+
+    def _keep_thawed(self, *_: object) -> None:
+        """Let shards require a gradient whose gathered parameters do, and which are freed after the pass."""
+        for own, name, shard in self._frozen:
+            if (gathered := own[name]) is not None and gathered.requires_grad:
+                shard.requires_grad_(True)
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
         """Return the sharded loss module, with the loss function set."""

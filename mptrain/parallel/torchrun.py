@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.parallel.rank_errors import RankLost, error_for_other_ranks, published_error
 from mptrain.system.errors import EnvironmentRefused, MptrainError, Preempted, UsageError
+from mptrain.system.machine import is_running
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -158,8 +159,9 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
     return store
 
 
-#: Store keys: a rank has joined, and all ranks have joined, which rank 0 sets; the error of a rank that does not join.
-_COME, _ALL, _REFUSAL = "come", "all", "refusal"
+#: Store keys: a rank has joined, with its process, and all ranks have joined, which rank 0 sets; the error of a rank
+#: that does not join; rank 0 says why it ends.
+_COME, _ALL, _REFUSAL, _SPOKEN = "come", "all", "refusal", "spoken"
 
 
 def ranks_store(timeout: float) -> Store:
@@ -173,13 +175,15 @@ def tell_refusal(error: MptrainError) -> None:
     """Tell rank 0, which waits in `rendezvous`, why this rank of torchrun ends, and let it print that first.
 
     torchrun ends all ranks as soon as one has ended, so rank 0 could say nothing, and other ranks print nothing. Does
-    nothing on rank 0, nor once all ranks have joined.
+    nothing once all ranks have joined. Rank 0 tells the others that it says why it ends (`speaks_for_first_rank`).
     """
-    if isinstance(error, Preempted) or not agent_keeps_the_store():
+    if not agent_keeps_the_store():
         return
     with contextlib.suppress(RuntimeError, MptrainError):
         begun = torchrun_rank()
-        if begun is None or begun.rank == 0:
+        if begun is not None and begun.rank == 0:
+            ranks_store(_ATTEMPT).set(_SPOKEN, "")
+        if begun is None or begun.rank == 0 or isinstance(error, Preempted):
             return
         store, said = ranks_store(_ANSWER), error_for_other_ranks(error, begun.rank)
         deadline = time.monotonic() + _ANSWER
@@ -187,6 +191,23 @@ def tell_refusal(error: MptrainError) -> None:
             store.set(_REFUSAL, json.dumps([type(said).__name__, str(said), said.hint, said.exit_code]))
         while not store.check([_ALL]) and time.monotonic() < deadline:  # until torchrun ends this rank after rank 0
             time.sleep(0.05)
+
+
+def speaks_for_first_rank() -> bool:
+    """Return whether this silent rank must say why the run ends: rank 0 has died without a word beside it, its second.
+
+    It waits until rank 0 has ended, which saves what it can if it has lost another rank.
+    """
+    with contextlib.suppress(RuntimeError, MptrainError):
+        begun = torchrun_rank()
+        if begun is None or (begun.rank, begun.local_rank) != (1, 1) or not agent_keeps_the_store():
+            return False
+        store, deadline = ranks_store(_ATTEMPT), time.monotonic() + _ANSWER
+        first = int(store.get(f"{_COME}/0")) if store.check([_ALL]) else os.getpid()
+        while is_running(first) and not store.check([_SPOKEN]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not is_running(first) and not store.check([_SPOKEN])
+    return False
 
 
 def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
@@ -197,7 +218,7 @@ def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
     """
     deadline, keys = time.monotonic() + timeout, [f"{_COME}/{one}" for one in range(count)]
     try:
-        store.set(keys[rank], "")
+        store.set(keys[rank], str(os.getpid()))
         while not store.check([_ALL]):
             if rank == 0 and store.check(keys):
                 store.set(_ALL, "")

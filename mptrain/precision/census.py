@@ -25,6 +25,8 @@ Pass = Literal["forward", "backward"]
 
 aten = torch.ops.aten
 
+_HALVES = ("float16", "bfloat16")
+
 #: Operators that compute nothing but that torch does not mark as views: their results are constants, uninitialised or
 #: share memory.
 _NOTHING_COMPUTED = frozenset(
@@ -60,13 +62,15 @@ class Product(NamedTuple):
     """Kind of product (matrix product, convolution, attention, LSTM layer) in a step.
 
     ``dtype`` is that of the first operand. ``module`` called it in the forward pass or before its backward pass, in
-    ``line`` of the code (``FILE:LINE``; empty in the backward pass).
+    ``line`` of the code (``FILE:LINE``; empty in the backward pass). ``widened`` says whether an operand is, or is
+    computed from, a half-precision tensor that the code itself cast to FP32.
     """
 
     name: str
     dtype: torch.dtype
     module: str
     line: str
+    widened: bool = False
 
 
 class OperatorCensus(EagerMode):
@@ -91,6 +95,7 @@ class OperatorCensus(EagerMode):
         self.written: set[int] = set()
         self.product_calls: Counter[Product] = Counter()
         self._current_module = current_module
+        self._widened: set[int] = set()  # memory of tensors that the code cast to FP32, and of those computed from them
 
     @property
     def products(self) -> dict[str, dict[torch.dtype, int]]:
@@ -111,8 +116,14 @@ class OperatorCensus(EagerMode):
             floating = (a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
             if (dtype := next(floating, None)) is not None:
                 name = func.overloadpacket.__name__
-                self.product_calls[Product(name, dtype, self._current_module(), _calling_line())] += 1
-        if (cast := cast_of(func, args, result)) is not None:
+                place = self._current_module(), _calling_line()
+                self.product_calls[Product(name, dtype, *place, self._is_widened(args))] += 1
+        cast = cast_of(func, args, result)
+        wide = cast[1] == "float32" and cast[0] in _HALVES if cast is not None else self._is_widened((args, kwargs))
+        if not func.is_view:  # memory may have been another tensor's before
+            found = _memory(floating_in(result))
+            (self._widened.update if wide else self._widened.difference_update)(found)
+        if cast is not None:
             self.casts[Cast(current_pass(), *cast)] += 1
         elif computes(func) and (inputs := dtype_names(floating_in((args, kwargs)))):
             if "float16" in inputs or "bfloat16" in inputs:
@@ -122,6 +133,9 @@ class OperatorCensus(EagerMode):
                 name = func.overloadpacket.__name__
                 self.operators[Operator(current_pass(), name, ", ".join(inputs), ", ".join(outputs))] += 1
         return result
+
+    def _is_widened(self, values: Any) -> bool:
+        return not self._widened.isdisjoint(_memory(one for one in floating_in(values) if one.dtype == torch.float32))
 
     def inside(self, products: Products) -> Products:
         """Return a choice of kernels whose context also enters this census, which sees operators before an upcast."""
@@ -195,6 +209,10 @@ def _calling_line() -> str:
     return ""
 
 
+def _memory(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {storage_key(one.untyped_storage()) for one in tensors if one.layout == torch.strided}
+
+
 def current_pass() -> Pass:
     """Return the pass that this thread executes: ``backward`` while autograd evaluates a node, else ``forward``."""
     return "forward" if current_autograd_node() is None else "backward"
@@ -211,6 +229,8 @@ def cast_of(func: Any, args: tuple[Any, ...], result: Any) -> tuple[str, str] | 
     if func not in _COPIES or not isinstance(result, torch.Tensor):
         return None
     source = args[1] if func is aten.copy_.default else args[0]
+    if not isinstance(source, torch.Tensor):  # a number, which torch.func copies
+        return None
     if source.dtype == result.dtype or not (source.is_floating_point() or result.is_floating_point()):
         return None
     return dtype_name(source), dtype_name(result)

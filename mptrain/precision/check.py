@@ -29,11 +29,16 @@ _MULTIPLIES = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, Convolution)
 _WIDE = (torch.float32, torch.float64)
 
 
+class PromiseBroken(EnvironmentRefused):
+    """Training step with parameters or products of other dtypes than its precision mode means."""
+
+
 def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], census: OperatorCensus) -> None:
-    """Raise EnvironmentRefused if parameters or products of a training step had other dtypes than the policy specifies.
+    """Raise PromiseBroken if parameters or products of a training step had other dtypes than the policy specifies.
 
     Products are matrix products, convolutions, attention and LSTM layers. FP32 and FP64 products are accepted in the
-    task (the loss) and in the modules kept in FP32, given by qualified name. In half precision, at least one product of
+    task (the loss), in the modules kept in FP32, given by qualified name, and of tensors that the code itself casts to
+    FP32, as routers of published mixtures of experts do. In half precision, at least one product of
     the model must be half; a model without products must compute something else in half precision. The model has been
     cast and has run the step of the census.
     """
@@ -50,8 +55,8 @@ def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], 
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()
     lines: dict[tuple[str, torch.dtype, str], str] = {}
-    for (name, dtype, module, line), calls in census.product_calls.items():
-        if dtype == compute or (dtype in _WIDE and not modules.get(module, False)):
+    for (name, dtype, module, line, widened), calls in census.product_calls.items():
+        if dtype == compute or (dtype in _WIDE and (widened or not modules.get(module, False))):
             continue
         if not (policy.autocast and on_cpu and name in _NOT_CAST_ON_CPU and dtype == torch.float32):
             counts[name, dtype, module] += calls
@@ -62,7 +67,7 @@ def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], 
         wrong.append(f"{calls} {name} products were {dtype} in {where}{f' ({line})' if line else ''}")
     if wrong:
         means = f"precision={policy.name} means parameters {policy.parameters} and compute {policy.compute}"
-        raise EnvironmentRefused(
+        raise PromiseBroken(
             f"{means}, but {listed(wrong, 5, '; ')}",
             _hint(policy, [module for (_, dtype, module) in counts if dtype in _WIDE and module in modules]),
         )
@@ -72,7 +77,7 @@ def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], 
 
 def _hint(policy: Policy, modules: list[str]) -> str:
     """Return advice for products of another dtype; ``modules`` are those that multiply in a wider one."""
-    casts = "fix the forward pass: it casts tensors itself or disables autocast"
+    casts = "fix the forward pass: FP32 tensors of its own promote others, or it disables autocast"
     if not (policy.half and modules):
         return casts
     if "" in modules:
@@ -81,12 +86,12 @@ def _hint(policy: Policy, modules: list[str]) -> str:
 
 
 def _require_half(policy: Policy, model: nn.Module, modules: Mapping[str, bool], census: OperatorCensus) -> None:
-    if any(dtype == DTYPES[policy.compute] for _, dtype, *_ in census.product_calls):
+    if any(one.dtype == DTYPES[policy.compute] for one in census.product_calls):
         return
     hint = "use precision=fp32, or keep fewer modules in FP32 (precision.keep_fp32)"
     layers = (name for name, half in modules.items() if half and isinstance(model.get_submodule(name), _MULTIPLIES))
-    if any(module in modules for _, _, module, _ in census.product_calls):
-        why = "every product of the model is computed in FP32, in a module kept in FP32"
+    if any(one.module in modules for one in census.product_calls):
+        why = "every product of the model is computed in FP32, in a module kept in FP32 or after a cast of its own"
     elif (layer := next(layers, None)) is not None and not policy.force:
         why = f"no known product ran in the step, not even in {layer or type(model).__name__}"
         hint = "use precision=fp32, or set precision.force=true if the model multiplies with kernels of its own"
@@ -96,4 +101,4 @@ def _require_half(policy: Policy, model: nn.Module, modules: Mapping[str, bool],
         hint = "use precision=fp32"
     else:
         return
-    raise EnvironmentRefused(f"precision={policy.name} means compute {policy.compute}, but {why}", hint)
+    raise PromiseBroken(f"precision={policy.name} means compute {policy.compute}, but {why}", hint)

@@ -131,3 +131,7 @@ class Policy:
             f"parameters {self.parameters}, compute {compute}, gradients {self.parameters}, master weights {master}, "
             f"reductions {self.reductions}, loss float32{kept}"
         )
+
+
+#: The mode with which others are compared: FP32 throughout.
+FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=False, master_weights=False)

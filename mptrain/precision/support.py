@@ -22,6 +22,7 @@ from mptrain.system.device import (
     count_of,
     current,
     has_kernels,
+    has_tensor_cores,
     is_rocm,
     other_accelerator,
 )
@@ -89,7 +90,8 @@ def supports(policy: Policy, device: torch.device) -> Support:
     the capabilities found for them (`mptrain.system.device.capabilities`).
     """
     if device.type == "cuda" and not is_rocm():
-        return cuda_support(policy, compute_capability(device), built_for())
+        tensor_cores = policy.compute != "float16" or has_tensor_cores(device)
+        return cuda_support(policy, compute_capability(device), built_for(), tensor_cores=tensor_cores)
     if device.type != "cpu":
         return _untried_support(policy, "ROCm" if device.type == "cuda" else NAMES[device.type], capabilities(device))
     if policy.tf32:
@@ -120,8 +122,17 @@ def supports(policy: Policy, device: torch.device) -> Support:
     return Support(True, f"{policy.compute} is native")
 
 
-def cuda_support(policy: Policy, capability: tuple[int, int], built: tuple[str, ...] = ()) -> Support:
-    """Return an NVIDIA device's support of a policy; an empty ``built`` leaves the kernels of torch unchecked."""
+#: Devices by the compute capability from which they have tensor cores for FP16, and for BF16 and TF32.
+VOLTA, AMPERE = "V100, T4, RTX 20xx and later", "A100, A10, RTX 30xx, L4, H100 and later"
+
+
+def cuda_support(
+    policy: Policy, capability: tuple[int, int], built: tuple[str, ...] = (), *, tensor_cores: bool = True
+) -> Support:
+    """Return an NVIDIA device's support of a policy; an empty ``built`` leaves the kernels of torch unchecked.
+
+    Without ``tensor_cores``, or before Volta, FP16 saves memory alone.
+    """
     sm = f"compute capability {capability[0]}.{capability[1]}"
     if built and not has_kernels(capability, built):
         return Support(
@@ -132,13 +143,20 @@ def cuda_support(policy: Policy, capability: tuple[int, int], built: tuple[str, 
         )
     if policy.compute == "bfloat16" and capability < (8, 0):
         instead = "precision=amp_dynamic" if capability >= (7, 0) else "precision=fp32"
-        return Support(False, f"{sm} has no BF16 arithmetic (requires 8.0 or later)", f"use {instead}")
+        return Support(False, f"{sm} has no BF16 arithmetic (requires 8.0 or later: {AMPERE})", f"use {instead}")
     if policy.tf32 and capability < (8, 0):
         return Support(
-            False, f"{sm} has no TF32 (requires 8.0 or later)", "use precision=fp32 or precision=amp_dynamic"
+            False,
+            f"{sm} has no TF32 (requires 8.0 or later: {AMPERE})",
+            "use precision=fp32 or precision=amp_dynamic",
         )
-    if policy.compute == "float16" and capability < (7, 0):
-        return Support(False, f"{sm} has no FP16 tensor cores (requires 7.0 or later)", "use precision=fp32")
+    if policy.compute == "float16" and (capability < (7, 0) or not tensor_cores):
+        without = "this device" if capability >= (7, 0) else sm
+        return Support(
+            True,
+            f"{without} has no FP16 tensor cores ({VOLTA} have them, GTX 16xx does not)",
+            "FP16 saves memory here, and no time",
+        )
     if not policy.half:
         return Support(True, f"{sm} runs {'TF32' if policy.tf32 else 'FP32'} natively")
     return Support(True, f"{sm} has {policy.compute} tensor cores")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mptrain.numerics.exponent_counts import (
     PIECE,
-    add_counts,
+    PLACES,
     as_real,
     count_exponents,
     is_countable,
@@ -33,7 +33,7 @@ from mptrain.numerics.exponent_counts import (
 from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.system.fields import PositiveInt
 from mptrain.system.records import HistogramRecord, TensorKind
-from mptrain.system.torch_private import tree_leaves
+from mptrain.system.torch_private import is_transforming, tree_leaves
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 #: Modules whose output has the same values as their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
+
+#: Counts that are kept in one tensor. Each in a tensor of its own lay between the gradients of a step, which are freed
+#: and made anew: the heap of a CPU grew by 129 MB with 100 layers of 1 MB, now by 20 MB.
+_ROWS = 64
 
 #: Bytes that the kept elements of all parameters take, at most.
 _KEPT = 8 << 20
@@ -79,7 +83,8 @@ class _Before(NamedTuple):
 class HistogramWatch:
     """Observer that counts the exponents of the tensors of one training step of one learner.
 
-    ``left_out`` has the class and layout of each tensor that cannot be counted, by name of the parameter or module.
+    ``left_out`` says for each parameter or module with a tensor that cannot be counted why: its class and layout, or
+    that it is inside a transform.
     """
 
     def __init__(self, learner: str, step: int) -> None:
@@ -87,6 +92,7 @@ class HistogramWatch:
         self._step = step
         self.left_out: dict[str, str] = {}
         self._counts: dict[tuple[TensorKind, str], tuple[Tensor, torch.dtype]] = {}
+        self._rows: dict[torch.device, list[Tensor]] = {}  # for the next counts
         self._unchanged: dict[str, Tensor] = {}
         self._before: dict[str, _Before] = {}
         self._sampled: dict[str, tuple[int, int]] = {}
@@ -178,6 +184,9 @@ class HistogramWatch:
             self._count("activation_gradients", name, gradient)
 
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            if is_transforming():
+                self.left_out[name] = "inside a transform of torch.func"
+                return
             found = {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)}
             for tensor in found.values():  # each tensor once, even if the module returns it several times
                 if tensor.is_floating_point():
@@ -192,9 +201,12 @@ class HistogramWatch:
             self.left_out[name] = f"{type(tensor).__name__}, {tensor.layout}"
             return
         with torch.no_grad():
-            found = count_exponents(tensor)
             known = self._counts.get((kind, name))
-            self._counts[kind, name] = (found if known is None else add_counts(known[0], found), tensor.dtype)
+            rows = self._rows.setdefault(tensor.device, [])
+            if known is None and not rows:
+                rows += torch.zeros(_ROWS, PLACES, dtype=torch.int64, device=tensor.device)
+            found = count_exponents(tensor, rows.pop() if known is None else known[0])
+            self._counts[kind, name] = found, tensor.dtype
 
 
 def is_looked_at(module: nn.Module) -> bool:

@@ -21,7 +21,13 @@ import torch
 from torch import nn
 
 from mptrain.precision.census import floating_in
-from mptrain.system.torch_private import current_autograd_node, disable_current_modes, number_of_node, sequence_number
+from mptrain.system.torch_private import (
+    current_autograd_node,
+    disable_current_modes,
+    is_transforming,
+    number_of_node,
+    sequence_number,
+)
 
 #: Module name for operators outside all modules: the loss, and the task's arithmetic on the outputs of the model.
 LOSS = "(loss)"
@@ -118,7 +124,7 @@ class ModuleTrail:
         if threading.get_ident() == self._thread:
             self._spans.append((first, sequence_number(), name))
         error = sys.exc_info()[1]
-        if error is None and self._check_finite:
+        if error is None and self._check_finite and not is_transforming():
             self.ended.append(ModuleCall(name, _are_finite((args, kwargs)), _are_finite(output)))
         elif error is not None and (self.raised_in is None or self.raised_in[1] is not error):
             self.raised_in = (name, error)

@@ -165,6 +165,11 @@ class Observation:
         return [operation for operation in self.operations if operation.phase == phase]
 
 
+def can_be_read(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors have values: those on the meta device, with which torch derives others, have none."""
+    return not any(tensor.is_meta for tensor in tensors)
+
+
 class ModuleObserver(EagerMode):
     """Base class of modes that see every operator with its module; the caller enters `ModuleTrail.followed`."""
 
@@ -192,7 +197,7 @@ class Observer(ModuleObserver):
     ) -> Any:
         phase, function = current_pass(), self._function()
         given = list(floating_in((args, kwargs)))
-        wanted = bool(given) and (computes(func) or func.overloadpacket.__name__ == "_to_copy")
+        wanted = bool(given) and can_be_read(given) and (computes(func) or func.overloadpacket.__name__ == "_to_copy")
         # Read before the operator changes an input in place.
         finite, largest, zeros, nan = _operands(given, args, kwargs) if wanted else (True, 0.0, 0, False)
         inputs, name = dtype_names(given), func.overloadpacket.__name__

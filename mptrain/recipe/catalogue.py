@@ -7,7 +7,6 @@ import torch. `mptrain.recipe.reproduction` runs and judges recipes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain.config import location
@@ -16,6 +15,7 @@ from mptrain.config.value_checks import show
 from mptrain.recipe.recipe import RESERVED, read_recipe
 from mptrain.sweep.points import Point
 from mptrain.system.errors import ConfigError, Problem, UsageError, suggest
+from mptrain.system.files import expanded
 
 if TYPE_CHECKING:
     from mptrain.recipe.recipe import Recipe
@@ -39,7 +39,7 @@ def find_recipe(name: str) -> Recipe:
         UsageError: If there is no such recipe.
         ConfigError: If the recipe is invalid. The error lists all problems.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if "/" not in name and name in recipe_names():
         return read_recipe(location.recipes() / name / RECIPE_YAML)
     for candidate in (path / RECIPE_YAML, path):

@@ -19,6 +19,7 @@ _TONES: dict[str, Tone] = {
     "beats target": "good",
     "worse": "bad",
     "misses target": "bad",
+    "neither has learned": "warn",
     "undecided": "warn",
 }
 

@@ -21,7 +21,13 @@ from mptrain.report.curves import MEAN, Curve, in_groups, mean_over_runs
 from mptrain.report.page import Block, Bullets, Cell, Plot, Table, Tone, is_empty, table
 from mptrain.runlog.atomic_files import readable_bytes
 
-_TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
+_TONES: Final[dict[str, Tone]] = {
+    "better": "good",
+    "equivalent": "good",
+    "worse": "bad",
+    "neither has learned": "warn",
+    "undecided": "warn",
+}
 
 
 def outcome_blocks(comparison: Comparison) -> list[Block]:
@@ -38,6 +44,7 @@ def outcome_blocks(comparison: Comparison) -> list[Block]:
         checks = (f"{len(checks)} conditions of a fair comparison hold; the report lists them under Fairness",)
     blocks = (
         comparison_table(comparison),
+        memory_table(comparison),
         verdict_list(comparison),
         Bullets(tuple(f"{', '.join(arms)}: {remark}" for remark, arms in named.items())),
         objections_list(comparison),
@@ -95,6 +102,54 @@ def ratios_table(comparison: Comparison) -> Table | None:
     return table(head, rows, numeric=range(1, 5), note=note)
 
 
+def groups_table(groups: Mapping[str, Comparison]) -> Table:
+    """Return one table over the groups of a recipe: a row for each, with the metric of every arm and its difference."""
+    arms = list(dict.fromkeys(result.arm.name for some in groups.values() for result in some.arms))
+    references = {comparison.reference for comparison in groups.values()}
+    rows: list[list[Cell | str]] = []
+    for group, comparison in groups.items():
+        row: list[Cell | str] = [f"{group or 'others'}, {comparison.metric}"]
+        found = {result.arm.name: result for result in comparison.arms}
+        for arm in arms:
+            cells: list[Cell | str] = ["", "", ""]
+            if result := found.get(arm):
+                verdict = Cell(result.verdict.word, _TONES.get(result.verdict.word, ""))
+                cells = [value_and_error(result.metric), difference_and_interval(result.difference), verdict]
+            row += cells[: 1 if arm in references else 3]
+        rows.append(row)
+    head = [name for arm in arms for name in ((arm,) if arm in references else (arm, f"Δ {arm}", "verdict"))]
+    return table(("group", *head), rows, numeric=range(1, len(head) + 1), note=_OVER_GROUPS)
+
+
+_OVER_GROUPS: Final = "Means over seeds ± 95 % CI, and differences from the reference [95 % CI]."
+
+
+def memory_table(comparison: Comparison) -> Table:
+    """Return the table of the memory of a training step by use, counted; without rows if no run has recorded it.
+
+    An arm's figures are those of its first run: they do not depend on the seed, but for batches of other lengths.
+    """
+    counted = {
+        result.arm.name: by_use
+        for result in comparison.arms
+        if (by_use := next((run.memory_by_use for run in result.arm.runs if run.memory_by_use), None))
+    }
+    uses = list(dict.fromkeys(use for by_use in counted.values() for use, size in by_use.items() if size))
+    whole = sum(counted.get(comparison.reference, {}).values())
+    rows = [
+        [
+            arm,
+            *(readable_bytes(by_use.get(use, 0)) for use in uses),
+            readable_bytes(sum(by_use.values())),
+            f"{sum(by_use.values()) / whole:.2f}{TIMES}" if whole else UNKNOWN,
+        ]
+        for arm, by_use in counted.items()
+    ]
+    head = ("arm", *(use.replace("_", " ") for use in uses), "together", f"of {comparison.reference}")
+    note = "Memory of one training step, counted before training. Activations are those saved for the backward pass."
+    return table(head, rows, numeric=range(1, len(head)), note=note)
+
+
 def _runs(result: ArmResult) -> str:
     """Return the number of runs with a metric, and the total if some runs have none."""
     total, lost = len(result.arm.runs), result.failed + result.missing
@@ -138,12 +193,10 @@ def difference_and_interval(interval: Interval | None) -> str:
 
 def verdict_list(comparison: Comparison) -> Bullets:
     """Return the verdict on each arm of a comparison, except the reference, with its reason as a list of sentences."""
+    judged = [result for result in comparison.arms if result.word != "reference"]
+    verdicts = (result.word if " " in result.word else f"is {result.word}" for result in judged)
     return Bullets(
-        tuple(
-            f"{result.arm.name} is {result.verdict.word}: {result.verdict.why.rstrip('.')}."
-            for result in comparison.arms
-            if result.verdict.word != "reference"
-        )
+        tuple(f"{one.name} {verdict}: {one.why.rstrip('.')}." for one, verdict in zip(judged, verdicts, strict=True))
     )
 
 
@@ -166,11 +219,13 @@ def aligned_table(comparison: Comparison) -> Table:
 
 
 def objections_list(comparison: Comparison) -> Bullets:
-    """Return the objections to the fairness of a comparison, with hints to fix them, as a list of sentences."""
+    """Return the objections to the fairness of a comparison, as a list of sentences; a hint of several is said once."""
+    objections: dict[tuple[bool, str], list[str]] = {}
+    for one in comparison.objections:
+        objections.setdefault((one.fatal, one.hint.rstrip(".")), []).append(one.what.rstrip("."))
     items = [
-        f"{'Not comparable' if objection.fatal else 'Caveat'}: {objection.what.rstrip('.')}."
-        + (f" To fix it: {objection.hint.rstrip('.')}." if objection.hint else "")
-        for objection in comparison.objections
+        f"{'Not comparable' if fatal else 'Caveat'}: {'; '.join(said)}." + (f" To fix it: {hint}." if hint else "")
+        for (fatal, hint), said in objections.items()
     ]
     return Bullets(tuple(items), "warn")
 

@@ -64,7 +64,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
     title = verdict.title or recipe or (sweep_title(sweep) if sweep is not None and sweep.words else "")
     return Page(
         over="mptrain recipe report" if recipe else "mptrain comparison report",
-        title=title or " vs ".join(_arms(groups)),
+        title=": ".join(filter(None, (title or " vs ".join(_arms(groups)), "" if verdict.title else _what(groups)))),
         status=verdict.verdict or (progress_cell(sweep) if sweep is not None and sweep.jobs else Cell("done", "good")),
         lead=_lead(groups, verdict, smoke=smoke, waiting=bool(points)),
         sections=(
@@ -81,6 +81,13 @@ def _arms(groups: Mapping[str, Comparison]) -> list[str]:
     names = [result.arm.name for comparison in groups.values() for result in comparison.arms[1:]]
     names += [comparison.reference for comparison in groups.values()]
     return list(dict.fromkeys(names))
+
+
+def _what(groups: Mapping[str, Comparison]) -> str:
+    """Return the model and the data of all runs, ``cnn on digits``, as far as they are the same."""
+    runs = [run for comparison in groups.values() for result in comparison.arms for run in result.arm.runs]
+    same = [{run.chosen.get(group, "") for run in runs} for group in ("model", "dataset")]
+    return " on ".join(name for names in same if len(names) == 1 for name in names if name)
 
 
 def _runs(
@@ -121,7 +128,8 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
     if len(groups) == 1:
         ((name, comparison),) = groups.items()
         return list(comparison_sections(LoadedComparison(comparison, folder, read, _of_group(points, name))))
-    sections = [
+    sections = [section("All groups", comparison_blocks.groups_table(groups))]
+    sections += [
         section(
             f"{name or 'Others'}: comparison",
             *comparison_blocks.outcome_blocks(comparison),
@@ -151,10 +159,8 @@ def _commands(
         return [Code(shlex.join(["mptrain", "compare", *(os.path.normpath(folder / run.path) for run in runs)]), "sh")]
     if not recipe:
         return command_blocks(sweep)
-    words = verdict.fields.get("words")
-    more = [str(word) for word in words] if isinstance(words, list) else []
     smoke = ["--smoke"] if sweep.plan.get("smoke") else []
-    return [Code(shlex.join(["mptrain", "reproduce", recipe, *more, *smoke]), "sh"), *command_blocks(sweep)]
+    return [Code(shlex.join(["mptrain", "reproduce", recipe, *verdict.words, *smoke]), "sh"), *command_blocks(sweep)]
 
 
 #: Number of arms from which shades of one colour ramp replace separate colours.

@@ -15,12 +15,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
+from mptrain.numerics.exponents import TINIEST
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
 from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
-from mptrain.numerics.words import counted, elided, number, share
+from mptrain.numerics.words import counted, elided, listed, number, share
 from mptrain.report import plotting
 from mptrain.report.page import Cell, Plot, Table, table
-from mptrain.report.run_blocks import histogram_words, scale_words
+from mptrain.report.run_blocks import OpenedRun, fp32_run, histogram_words, is_watched, scale_words
 from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
 
 #: Maximum characters of a module's name.
@@ -28,6 +29,12 @@ _NAME = 36
 
 #: The confidence of a bound, in words.
 _SURE: Final = f"{100 * CONFIDENCE:.0f} % confidence"
+
+#: Maximum number of modules that are named.
+_MODULES = 20
+
+#: First scale of dynamic scalers by default, torch's too.
+_FIRST: Final = 65536
 
 #: Number of sampled steps that is usually enough to recommend a scale.
 _ENOUGH: Final = 30
@@ -47,11 +54,12 @@ def power(exponent: int) -> str:
     return f"2^{exponent}" if exponent > 13 else f"2^{exponent} ({2**exponent:,})"
 
 
-def recommendation(forecast: Forecast, settings: Mapping[str, Any], learner: str = "") -> str:
+def recommendation(forecast: Forecast, opened: OpenedRun, learner: str = "") -> str:
     """Return the recommended static loss scale and the usable range, or the reason for none, as sentences for the user.
 
-    ``settings`` is the run's configuration by dotted key; ``learner`` is empty if the run has only one.
+    ``learner`` is empty if the run has only one.
     """
+    settings = opened.settings
     words = scale_words(settings, learner)
     if not forecast.sampled_steps:
         return (
@@ -61,6 +69,8 @@ def recommendation(forecast: Forecast, settings: Mapping[str, Any], learner: str
     seen = f"from {_seen(forecast)}"
     if forecast.largest is None:
         return "Every sampled step overflowed, so nothing is known about smaller scales."
+    if forecast.unseen:
+        return f"No loss scale can be recommended, {seen}: {_unseen(forecast, opened)}"
     if not forecast.scales:
         return f"All gradients are zero, {seen}: nothing limits a static loss scale."
     if forecast.highest is None:
@@ -91,6 +101,33 @@ def _seen(forecast: Forecast) -> str:
     if not recorded:
         return samples
     return f"{samples} of a run of {counted(recorded, 'step')} ({counted(forecast.epochs, 'epoch')})"
+
+
+def _unseen(forecast: Forecast, opened: OpenedRun) -> str:
+    """Return what FP16 may have rounded to zero unseen, and which run shows it."""
+    names = [_name(each.name) for each in forecast.unseen]
+    zeros = sum(each.all_zero > 0 for each in forecast.unseen)
+    only = f" ({zeros:,} had zeros alone)" if zeros else ""
+    lower = forecast.smallest_seen * _FIRST > 2.0**TINIEST  # else gradients are not seen at that scale either
+    longer = f", for {FEWEST} steps or more" if forecast.steps < FEWEST else ""
+    every = max(forecast.steps, FEWEST) // _ENOUGH
+    return (
+        f"gradients of {listed(names, 3)}{only} may have been rounded to zero in FP16, so neither smaller nor larger "
+        f"scales can be judged. FP32 shows them{longer}: {fp32_run(opened, every)}; then recommend a scale from that "
+        f"run.{_follow(opened.settings) if lower else ''}"
+    )
+
+
+def _follow(settings: Mapping[str, Any]) -> str:
+    """Return how to train without a constant scale; nothing if the run does."""
+    words = "scaler=dynamic"
+    if is_watched(settings):
+        words = "torch.amp.GradScaler with its default arguments"
+    elif settings.get("scaler._target_") == "mptrain.scaler.DynamicScaler":
+        if settings.get("scaler.init_scale", _FIRST) >= _FIRST:
+            return ""
+        words = f"scaler.init_scale={_FIRST}"
+    return f" A dynamic loss scale that starts at 2^16 follows the gradients, without such a run: {words}."
 
 
 def _too_few(forecast: Forecast) -> str:
@@ -138,8 +175,11 @@ def reasons(forecast: Forecast) -> list[str]:
         )
     if not forecast.sampled_steps:
         return said
+    if forecast.unseen:
+        return [*said, *_not_seen(forecast)]
     overflowed = sum(math.isinf(sample.largest) for sample in forecast.sampled_steps)
-    said += _sure(forecast)
+    # One sentence speaks of the 1 %: that of the recommendation, if it says that there are too few steps.
+    said += [] if _is_short(forecast) else _sure(forecast)
     looked = counted(len(forecast.sampled_steps), "sampled step")
     between = (
         f" and the gradient norms of the other steps, {forecast.steps:,} steps in all"
@@ -215,16 +255,20 @@ def _knows_between(forecast: Forecast) -> bool:
 
 
 def _cut_off(forecast: Forecast) -> str:
-    seen = (
-        f"Gradients were recorded in FP16 only, so values below {number(forecast.smallest_seen)} could not be counted"
-    )
-    if forecast.at_smallest <= MOST_TAKEN:
-        return f"{seen}. Hardly any values are close to it."
     return (
-        f"{seen}. In one module, {share(forecast.at_smallest)} of the values are at this limit, so smaller ones "
-        "probably underflowed: the lower limit of the usable range may be higher. A run with precision=fp32 and "
-        "histograms would show it."
+        f"Gradients were recorded in FP16 only, so values below {number(forecast.smallest_seen)} could not be counted. "
+        "What may have been rounded to zero counts as lost at every scale."
     )
+
+
+def _not_seen(forecast: Forecast) -> list[str]:
+    sound = counted(sum(math.isfinite(sample.largest) for sample in forecast.sampled_steps), "sampled step")
+    named = [f"{_name(each.name)} ({each.all_zero:,} of {each.steps:,})" for each in forecast.unseen]
+    return [
+        f"FP16 kept no gradient below {number(forecast.smallest_seen)}, 2^-24 divided by the loss scale: a zero may be "
+        f"a smaller one. Of {sound} without overflow, those with zeros alone, and those whose zeros may have been more "
+        f"than {share(MOST_TAKEN)} of the gradient: {listed(named, _MODULES)}."
+    ]
 
 
 def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -> Table:
@@ -397,6 +441,6 @@ def _measured(above: Axes, below: Axes, measured: MeasuredScales) -> list[Line2D
 
 def _scales_across(axes: Axes) -> None:
     axes.set_xlim(EXPONENTS[0] - 0.6, EXPONENTS[-1] + 0.6)
-    plotting.ticks_at(axes.xaxis, list(EXPONENTS[::4]), lambda value: f"2^{value:g}")
+    plotting.ticks_at(axes.xaxis, list(EXPONENTS[::4]), plotting.power_of_two)
     axes.xaxis.set_minor_locator(FixedLocator(list(EXPONENTS)))
     axes.set_xlabel("loss scale")

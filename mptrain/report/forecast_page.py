@@ -64,10 +64,9 @@ class Recommendation:
 
     def sentences(self) -> list[str]:
         """Return the recommended loss scale of each learner in words, with learner names if there are several."""
-        settings = self.opened.settings
         several = len(self.forecasts) > 1
         return [
-            (f"{name}: " if several else "") + recommendation(forecast, settings, name if several else "")
+            (f"{name}: " if several else "") + recommendation(forecast, self.opened, name if several else "")
             for name, forecast in self.forecasts.items()
         ]
 

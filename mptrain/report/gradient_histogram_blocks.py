@@ -17,22 +17,27 @@ from mptrain.numerics.exponents import (
     HIGHEST,
     NORMAL,
     TINIEST,
+    below_tiniest_share,
     headroom,
     lost_share,
     nonzero,
+    share_between,
     subnormal_share,
+    total,
     zero_share,
 )
-from mptrain.numerics.forecast import Forecast
+from mptrain.numerics.forecast import MOST_TAKEN, Forecast
 from mptrain.numerics.words import MINUS, UNKNOWN, counted, elided, listed, number, share
 from mptrain.report import plotting
 from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation
 from mptrain.report.histogram_summary import (
+    GRADIENTS,
     KINDS,
     HistogramSummary,
     LearnerHistograms,
     forecasts,
     read_histograms,
+    unseen_share,
     worst_first,
 )
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
@@ -67,21 +72,21 @@ def gradient_histogram_blocks(opened: OpenedRun) -> list[Block | None]:
 def _learner(opened: OpenedRun, name: str, found: LearnerHistograms, forecast: Forecast) -> list[Block | None]:
     tail, whose = (f"-{_ids(name)}", f", {name}") if name else ("", "")
     return [
-        Text(f"{f'{name}: ' if name else ''}{recommendation(forecast, opened.settings, name)}"),
+        Text(f"{f'{name}: ' if name else ''}{recommendation(forecast, opened, name)}"),
         Text(_looked(found)),
         Bullets(tuple(reasons(forecast))),
         plots(
-            _gradients_plot(f"exponents-gradients{tail}", found, whose),
+            _gradients_plot(f"exponents-gradients{tail}", found, whose, forecast),
             _others_plot(f"exponents{tail}", found, whose),
             forecast_plot(f"forecast{tail}", forecast, whose),
             _looks_plot(f"looks{tail}", found, opened.history.steps, whose),
         ),
-        _tensor_table("activation_gradients", found.kinds.get("activation_gradients", {})),
+        _tensor_table("activation_gradients", found.kinds.get("activation_gradients", {}), forecast),
         _unchanged(found),
         *(
             Fold(f"{KINDS[kind].capitalize()}{whose}", (shown,))
             for kind in _OTHERS
-            if (shown := _tensor_table(kind, found.kinds.get(kind, {}))) is not None
+            if (shown := _tensor_table(kind, found.kinds.get(kind, {}), forecast)) is not None
         ),
     ]
 
@@ -104,18 +109,28 @@ def _looked(found: LearnerHistograms) -> str:
     return said + (f" Not counted, because torch's operators do not apply: {listed(none)}." if none else "")
 
 
-def _gradients_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None:
+def _gradients_plot(name: str, found: LearnerHistograms, whose: str, forecast: Forecast) -> Plot | None:
     scaled, plain = found.together("activation_gradients"), found.unscaled_gradients()
     if not nonzero(scaled):
         return None
     apart = scaled.lowest != plain.lowest
     histograms = {"scaled as in the run": scaled, "unscaled": plain} if apart else {"unscaled": plain}
-    lost = f"FP16 rounds {share(found.lost_unscaled())} of the nonzero gradients to zero without loss scaling"
-    kept = f" and {share(lost_share(scaled))} with the loss scale of the run" if apart else ""
-    zeros = "" if scaled.dtype == "float32" else ". Gradients that were already zero are not drawn"
+    half = forecast.smallest_seen > 0
+    of = "gradients that FP16 kept in the run" if half else "nonzero gradients"
+    lost = f"FP16 rounds {share(found.lost_unscaled())} of the {of} to zero without loss scaling"
+    kept = f" and {share(lost_share(scaled))} with the loss scale of the run" if apart and not half else ""
+    zeros = f". {share(scaled.zeros / total(scaled))} of all gradients were zero already" if half else ""
+    if forecast.unseen:
+        tensors = counted(len(forecast.unseen), "tensor")
+        lost, kept = f"What FP16 rounded to zero in the run is not seen, and may be much in {tensors}", ""
+    below, between = below_tiniest_share(plain), share_between(plain, TINIEST - 3, TINIEST)
+    small = (
+        f"Unscaled, {share(below)} of the {of} are below 2^{MINUS}24, FP16's smallest number, {share(between)} of "
+        f"all from 2^{MINUS}27 to 2^{MINUS}24; FP16 rounds those above 2^{MINUS}25 up to it. "
+    )
     caption = (
         f"Magnitudes of activation gradients{whose}, over all modules and sampled steps, and the range of FP16. "
-        f"{lost}{kept}{zeros}."
+        f"{'' if forecast.unseen else small}{lost}{kept}{zeros}.{_zeros_drawn(histograms)}"
     )
     return _exponents_plot(name, caption, histograms)
 
@@ -127,24 +142,34 @@ def _others_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None
     caption = (
         f"Magnitudes of activations, weights, weight gradients (scaled as in the run) and updates{whose}. In the "
         f"narrow strip from 2^{MINUS}25 to 2^{MINUS}24, FP16 rounds up to its smallest value; below it, FP16 rounds "
-        "to zero. The outermost bars include all values beyond them."
+        f"to zero. The outermost bars include all values beyond them.{_zeros_drawn(histograms)}"
     )
     return _exponents_plot(name, caption, histograms)
 
 
-def _tensor_table(kind: TensorKind, named: dict[str, ExponentCounts]) -> Table | None:
+def _zeros_drawn(histograms: Mapping[str, ExponentCounts]) -> str:
+    """Return the sentence of a caption on the bar of zeros, which may be cut off at the top of the figure."""
+    shares = {label: share(counts.zeros / total(counts)) for label, counts in histograms.items() if nonzero(counts)}
+    same = len(set(shares.values())) == 1
+    said = next(iter(shares.values())) if same else ", ".join(f"{label} {value}" for label, value in shares.items())
+    return f" Bars are shares of all values; that of zeros, on the left, may be cut off: {said}."
+
+
+def _tensor_table(kind: TensorKind, named: dict[str, ExponentCounts], forecast: Forecast) -> Table | None:
     """Return a table of the tensors of one kind as the device saw them, worst first; None if there are none."""
-    ordered = worst_first(named)
+    half = kind in GRADIENTS and forecast.smallest_seen > 0
+    ordered = worst_first(named, half)
     if not ordered:
         return None
     rows: list[list[Cell | str]] = []
     for name, counts in ordered[:MOST_TENSORS]:
         room, lost = headroom(counts.largest), lost_share(counts)
+        unseen = half and unseen_share(counts) > MOST_TAKEN
         rows.append(
             [
                 elided(name, _NAME) or "(the whole model)",
                 counts.dtype,
-                Cell(share(lost), "warn" if lost > 0.5 else ""),
+                Cell("not seen" if unseen else share(lost), "bad" if unseen else "warn" if lost > 0.5 else ""),
                 share(subnormal_share(counts)),
                 share(zero_share(counts)),
                 number(counts.largest),
@@ -154,13 +179,16 @@ def _tensor_table(kind: TensorKind, named: dict[str, ExponentCounts]) -> Table |
         )
     left = len(ordered) - len(rows)
     note = (
-        f"{KINDS[kind].capitalize()} as the device saw them. Lost and subnormal are shares of the nonzero values. "
+        f"{KINDS[kind].capitalize()} as the device saw them, in FP16. Lost and subnormal are shares of the values that "
+        "are not zero; zero is the share of all that are zero, or that FP16 rounds to it. "
         "Headroom is the number of doublings from the largest value to the largest FP16 number."
     )
+    if any(half and unseen_share(counts) > MOST_TAKEN for _, counts in ordered):
+        note += f" Not seen: zeros of FP16 may have been more than {share(MOST_TAKEN)} of the gradient."
     note += f" {counted(left, 'tensor')} with smaller losses left out." if left else ""
     first = "parameter" if kind in ("weights", "weight_gradients", "updates") else "module"
     broken = "inf or NaN" if any(counts.inf + counts.nan for _, counts in ordered) else None
-    head = (first, "dtype", "lost in FP16", "subnormal", "zero in FP16", "largest", "headroom", broken)
+    head = (first, "dtype", "lost, of nonzero", "subnormal, of nonzero", "zero, of all", "largest", "headroom", broken)
     return table(head, rows, numeric=range(2, 8), note=note)
 
 
@@ -218,6 +246,7 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
     shown = {label: counts for label, counts in histograms.items() if nonzero(counts)}
     low, high = _span(list(shown.values()))
     several, tallest = len(shown) > 1, 0.0
+    zero = low - 2  # the bar of zeros, apart from the others
     with plotting.drawing(name, 2.5) as figure:
         (axes,) = figure.panels()
         for (label, counts), colour in zip(shown.items(), COLOURS, strict=False):
@@ -226,18 +255,19 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
             axes.stairs(percent, edges, color=colour, linewidth=1.5)
             if several:
                 figure.label(label, Patch(facecolor=colour, alpha=0.6))
+            axes.stairs([100 * counts.zeros / total(counts)], [zero - 1, zero], fill=True, color=colour, alpha=0.4)
             tallest = max(tallest, *percent)
-        axes.set_xlim(low, high)
+        axes.set_xlim(zero - 2, high)
         axes.set_ylim(0, 1.24 * max(tallest, 1e-9))
-        _fp16_zones(axes)
+        _fp16_zones(axes, low, zero - 0.5)
         plotting.numeric_y_axis(axes)
         axes.set_ylabel("values (%)")
         axes.set_xlabel("magnitude")
     return Plot(name, caption, figure.svg)
 
 
-def _fp16_zones(axes: Axes) -> None:
-    low, high = axes.get_xlim()
+def _fp16_zones(axes: Axes, low: float, zero: float) -> None:
+    high = axes.get_xlim()[1]
     style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9, "color": "#4b5563"}
     for label, start, end, shade in ZONES:
         left, right = max(start, low), min(end, high)
@@ -247,7 +277,8 @@ def _fp16_zones(axes: Axes) -> None:
                 axes.text((left + right) / 2, 0.97, label, transform=axes.get_xaxis_transform(), **style)
     axes.grid(visible=False)
     places = [place for place in _ticks(low, high) if low <= place <= high]
-    plotting.ticks_at(axes.xaxis, places, lambda value: f"2^{value:g}".replace("-", MINUS))
+    label_of = {zero: "0"}
+    plotting.ticks_at(axes.xaxis, [zero, *places], lambda value: label_of.get(value) or plotting.power_of_two(value))
 
 
 def _ticks(low: float, high: float) -> list[int]:
@@ -271,7 +302,7 @@ def _span(shown: Sequence[ExponentCounts]) -> tuple[int, int]:
 
 def _bars(counts: ExponentCounts, low: int, high: int) -> tuple[list[int], list[float]]:
     """Return bar edges and percentages. The first and the last bar include all values beyond them."""
-    whole, bars = nonzero(counts), [0.0] * (high - low)
+    whole, bars = total(counts), [0.0] * (high - low)
     for exponent, count in enumerate(counts.counts, counts.lowest):
         bars[min(max(exponent - low, 0), len(bars) - 1)] += 100 * count / whole
     return list(range(low, high + 1)), bars

@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from mptrain.numerics.exponents import ExponentTails, headroom, lost_share, merged, nonzero, subnormal_share, zero_share
+from mptrain.numerics.exponents import (
+    ExponentTails,
+    headroom,
+    is_half,
+    lost_share,
+    merged,
+    nonzero,
+    subnormal_share,
+    unseen_magnitude,
+    zero_share,
+)
 from mptrain.numerics.forecast import Forecast, GradientHistory
 from mptrain.system.errors import StorageError
 
@@ -27,7 +37,7 @@ KINDS: Final[dict[TensorKind, str]] = {
 }
 
 #: The kinds that are meaningless at a step that overflowed.
-_GRADIENTS: Final = ("activation_gradients", "weight_gradients")
+GRADIENTS: Final = ("activation_gradients", "weight_gradients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,7 @@ class LearnerHistograms:
         """Add the histograms of one step."""
         self.gradients.add(record)
         for kind, named in record.tensors.items():
-            if record.overflow and kind in _GRADIENTS:
+            if record.overflow and kind in GRADIENTS:
                 continue
             known = self.kinds.setdefault(kind, {})
             for name, counts in named.items():
@@ -107,7 +117,7 @@ class LearnerHistograms:
 def _seen(record: HistogramRecord) -> HistogramSummary:
     together = merged(record.tensors.get("activation_gradients", {}).values())
     largest = max(
-        (counts.largest for kind in _GRADIENTS for counts in record.tensors.get(kind, {}).values()), default=0.0
+        (counts.largest for kind in GRADIENTS for counts in record.tensors.get(kind, {}).values()), default=0.0
     )
     return HistogramSummary(
         step=record.step,
@@ -145,14 +155,22 @@ def _steps_of(run: Run, learner: str) -> Iterator[StepRecord]:
         return
 
 
-def worst_first(named: dict[str, ExponentCounts]) -> list[tuple[str, ExponentCounts]]:
+def unseen_share(counts: ExponentCounts) -> float:
+    """Return the largest share of an FP16 gradient's magnitude that its zeros may have had; 0 for other dtypes."""
+    return ExponentTails(counts, unseen_magnitude(counts)).unseen_share if is_half(counts) else 0.0
+
+
+def worst_first(named: dict[str, ExponentCounts], half: bool = False) -> list[tuple[str, ExponentCounts]]:
     """Sort tensors by the share of their magnitude that they lose in FP16, then by lost precision, worst first.
 
-    Tensors without a nonzero value are left out.
+    If they are gradients of an FP16 run (``half``), what zeros may have been is lost too, so those with zeros alone
+    come first. Other tensors without a nonzero value are left out.
     """
 
     def badness(item: tuple[str, ExponentCounts]) -> tuple[float, float, float]:
         tails = ExponentTails(item[1])
-        return -tails.magnitude_below(-25), -tails.share_below(-25), -tails.share_below(-14)
+        lost = max(unseen_share(item[1]) if half else 0.0, tails.magnitude_below(-25))
+        return -lost, -tails.share_below(-25), -tails.share_below(-14)
 
-    return sorted(((name, counts) for name, counts in named.items() if nonzero(counts)), key=badness)
+    shown = ((name, one) for name, one in named.items() if nonzero(one) or (half and one.zeros))
+    return sorted(shown, key=badness)

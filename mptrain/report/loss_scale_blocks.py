@@ -33,7 +33,8 @@ def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
     overflows = sum(sum(each.counts.values()) for each in history.overflows.values())
     if not history.scaled and not overflows:
         known = history.not_finite_elsewhere
-        finite = ". " + known if known else ", and no gradient overflowed."
+        of_all = " that was looked at" if history.not_looked_at else ""
+        finite = ". " + known if known else f", and no gradient{of_all} overflowed."
         return [Text(f"Losses were not scaled (the loss scale is 1 throughout){finite}")]
     several = len(history.learners) > 1
     panels = [
@@ -44,7 +45,7 @@ def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
         )
         for name, learner in history.learners.items()
     ]
-    offenders = _worst(opened, _MOST_ROWS)
+    offenders, on_record = _worst(opened, _MOST_ROWS), " on record" if history.not_looked_at else ""
     caption = (
         f"Loss scale over steps, {counted(overflows, 'overflow')}. {_PHASES if overflows else ''}{_named(offenders)}"
     )
@@ -53,7 +54,7 @@ def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
             loss_scale_plot("loss-scale", caption, panels, offenders),
             _skipped_plot(history.learners, refused) if refused else None,
         ),
-        None if refused else Text(f"No update was skipped{opened.left_out and f'; {opened.left_out}'}."),
+        None if refused else Text(f"No update{on_record} was skipped{opened.left_out and f'; {opened.left_out}'}."),
         Text(history.not_finite_elsewhere) if history.not_finite_elsewhere else None,
         _offender_table(opened),
         _overflow_table(opened),

@@ -24,9 +24,10 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mptrain.numerics.words import MINUS, elided
+from mptrain.numerics.words import MINUS, elided, plain
 from mptrain.report.curves import Points
 from mptrain.report.page import Chart, Series
 
@@ -200,6 +201,8 @@ class Drawing:
             shown = [f" {label}" if label.startswith("_") else label for label in labels]
             handles = [handle for _, handle in self._legend]
             self.figure.legend(handles, shown, loc="outside lower center", ncols=columns)
+        for text in self.figure.findobj(Text):  # names in them may have control characters
+            text.set_text(plain(text.get_text(), lines=True))
         output = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         self.figure.savefig(output, format="svg", metadata=nothing)
@@ -270,7 +273,7 @@ def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = mat
 def ticks_at(axis: Axis, places: Sequence[float], text: Callable[[float], str]) -> None:
     """Set the ticks of a figure's axis, with labels that a function of the position returns."""
     axis.set_major_locator(FixedLocator(places))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(text(value))))
 
 
 def category_y_axis(axes: Axes, names: Sequence[str]) -> None:
@@ -321,15 +324,23 @@ def exponents(points: Points) -> Points:
     return steps, [math.log2(value) if value > 0 else math.nan for value in values]
 
 
+_SUPERSCRIPTS: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def power_of_two(exponent: float) -> str:
+    """Format the label of a tick at a power of two, ``2⁻²⁴``; tables and sentences, for copying, have ``2^-24``."""
+    return "2" + f"{exponent:g}".translate(_SUPERSCRIPTS)
+
+
 def power_of_two_y_axis(axes: Axes) -> None:
-    """Set the ticks of a vertical axis that shows log2 of loss scales: labels ``2^8``, ``2^10`` ..."""
+    """Set the ticks of a vertical axis that shows log2 of loss scales: labels 2⁸, 2¹⁰ ..."""
     low, high = axes.get_ylim()
     middle, half = (low + high) / 2, max((high - low) / 2, 1.2)
     low, high = middle - half, middle + half
     every = max(math.ceil((high - low) / 6), 1)
     axes.set_ylim(low, high)
     places = [place for place in range(math.ceil(low), math.floor(high) + 1) if place % every == 0]
-    ticks_at(axes.yaxis, places, lambda value: f"2^{value:g}")
+    ticks_at(axes.yaxis, places, power_of_two)
     axes.set_ylabel("loss scale")
 
 

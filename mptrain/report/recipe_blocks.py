@@ -6,6 +6,7 @@ A recipe is a published claim with the runs and the expected results that test i
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,16 @@ class SavedVerdict:
 
     @property
     def verdict(self) -> Cell | None:
-        """The verdict, ``REPRODUCED`` or ``NOT REPRODUCED``, as a table cell; None if there is none yet."""
+        """The verdict, ``REPRODUCED`` or ``NOT REPRODUCED``, and with which overrides; None if there is none yet."""
         word = str(self.fields.get("verdict") or "")
-        return Cell(word, _TONES.get(word, "warn")) if word else None
+        changed = f" with {shlex.join(self.words)}" if self.words else ""
+        return Cell(f"{word}{changed}", _TONES.get(word, "warn")) if word else None
+
+    @property
+    def words(self) -> list[str]:
+        """The user's overrides of every run."""
+        words = self.fields.get("words")
+        return [str(word) for word in words] if isinstance(words, list) else []
 
     @property
     def title(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,8 +74,7 @@ class OpenedRun:
     @property
     def left_out(self) -> str:
         """Sentence part on the backward passes of a watched loop that no update followed; empty if there are none."""
-        learners = (self.run.summary.get("learners") or {}).values()
-        count = sum(int(one.get("left_out") or 0) for one in learners)
+        count = sum(self.history.left_out.values())
         return f"{counted(count, 'backward pass', 'backward passes')} followed by no update" if count else ""
 
     def title(self) -> str:
@@ -181,6 +182,18 @@ def histogram_words(settings: Mapping[str, Any], every: int | None = None) -> st
     if is_watched(settings):
         return f"every={every or 100} in mptrain.watch"
     return "diagnostics=histograms" + (f" diagnostics.every={every}" if every else "")
+
+
+#: Overrides that the same run in FP32 does not have.
+_OF_PRECISION: Final = re.compile(r"[+~]*((learners\.[^.=]+\.)?(precision|scaler|diagnostics)[.=]|run\.name=)")
+
+
+def fp32_run(opened: OpenedRun, every: int) -> str:
+    """Return the command of the same run in FP32 with histograms, or what to change in a watched loop, in words."""
+    if opened.is_watched:
+        return f"the same loop in FP32, without autocast and GradScaler, with {histogram_words(opened.settings, every)}"
+    kept = [word for word in shlex.split(opened.run.state.command) if not _OF_PRECISION.match(word)]
+    return shlex.join([*kept, "precision=fp32", *histogram_words(opened.settings, every).split()])
 
 
 def shared_parts(runs: Iterable[OpenedRun]) -> list[Block]:

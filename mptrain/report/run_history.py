@@ -171,6 +171,8 @@ class History:
         operators: Operators and casts with their dtypes, as found by the newest rehearsal.
         occurrences: Step, kind and description of each unusual event, the first and last ones.
         passes: Number of backward passes on record that no update followed and whose gradients were not finite.
+        left_out: Number of backward passes on record that no update followed, by learner.
+        not_looked_at: What a watch says that it could not look at.
         of_ranks: Learner and step of each time that a single rank's gradients were not finite.
         overflowed: Learner and step of each overflow.
         notes: One sentence for each problem when reading the records.
@@ -184,6 +186,8 @@ class History:
     occurrences: FirstAndLast = field(default_factory=FirstAndLast)
     notes: list[str] = field(default_factory=list)
     passes: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    not_looked_at: dict[str, None] = field(default_factory=dict)
     of_ranks: set[tuple[str, int]] = field(default_factory=set)
     overflowed: set[tuple[str, int]] = field(default_factory=set)
 
@@ -263,6 +267,14 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
             said = {group: counted(len(names), "parameter") for group, names in said.items()}
         text = _NOT_FINITE[kind](event) if kind in _NOT_FINITE else describe(said)
         history.passes += kind == "abandoned" and bool(event.get("tensors"))
+        if kind in ("abandoned", "abandoned_passes"):  # the second, at the end, has the number of all
+            learner = str(event["learner"])
+            history.left_out[learner] = (
+                int(event.get("count") or 0) if kind == "abandoned_passes" else history.left_out.get(learner, 0) + 1
+            )
+        if kind == "not_looked_at":
+            whose = f" (rank {event['rank']})" if event.get("rank") else ""
+            history.not_looked_at[f"{event['what']}{whose}"] = None
         if kind == "rank_overflow":
             history.of_ranks.add((str(event["learner"]), int(event["step"])))
         history.occurrences.add((int(event.get("step") or 0), kind, text))
@@ -271,7 +283,9 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
 def _pass_in_words(event: dict[str, Any]) -> str:
     whose = f" of rank {event['rank']}" if event.get("rank") else ""
     named = _gradients_in_words(event)
-    return f"a backward pass{whose} for step {event['step']:,} was left out by the loop{named and f': {named}'}"
+    return (
+        f"no update of the optimizer followed a backward pass{whose} for step {event['step']:,}{named and f': {named}'}"
+    )
 
 
 def _gradients_in_words(event: dict[str, Any]) -> str:

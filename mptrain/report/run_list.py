@@ -24,6 +24,12 @@ from mptrain.system.errors import StorageError, UsageError, either, suggest
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "killed": "bad", "preempted": "warn"}
 
+#: Data of metrics, the last of which decides where a run has several.
+_SPLITS: Final = ("train", "test", "val")
+
+#: Number of runs whose keys are named if no run has the key of a filter.
+_SOME: Final = 100
+
 #: Comparisons by the sign of a filter.
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,
@@ -88,17 +94,28 @@ class FoundRun:
         return self.run.state.reason
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers that runs are sorted by: steps, and those of the summary with its final metrics."""
+        """Return the numbers that runs are sorted by: steps, and those of the summary, with metrics as ``val_top1``."""
         summary = self.run.summary
-        found = {"steps": self.steps, **summary, **(summary.get(summary.get("metric_split") or "test") or {})}
-        if self.metric_name:
-            found[self.metric_name] = self.metric
+        found = {"steps": self.steps, **summary}
+        final, own = found.pop("metric", None), self.metric_name or "metric"
+        of_split = {summary.get("metric_split") or "test": {own: final}}
+        for split in _SPLITS:
+            metrics = {**(summary.get(split) or {}), **of_split.get(split, {})}
+            found |= {f"{split}_{name}": value for name, value in metrics.items()}
+            found[f"{split}_metric"] = metrics.get(own)
         return {key: value for key, value in found.items() if type(value) in (int, float) and not math.isnan(value)}
 
-    def settings(self) -> dict[str, Any]:
-        """Return what else runs are filtered by: path and status, keys of the configuration, and options of groups."""
+    def settings(self, key: str = "") -> dict[str, Any]:
+        """Return what else runs are filtered by: path and status, keys of the configuration, and options of groups.
+
+        For a key, only the sections of the configuration that may hold it are read, which thousands of runs share.
+        """
         own = {"run": self.path, "status": self.status, "reason": self.reason, "started": self.started}
-        written = flat(self.run.config)
+        if key in own:
+            return own
+        name = re.escape(key.partition(".")[0])
+        part = re.findall(rf"^(?:chosen|{name}):.*\n(?:[ -].*\n)*", self.run.config, re.MULTILINE) if key else ()
+        written = flat("".join(part)) or flat(self.run.config)
         chosen = {key.removeprefix("chosen."): value for key, value in written.items() if key.startswith("chosen.")}
         return {**written, **chosen, **own}
 
@@ -109,7 +126,9 @@ def find_runs(folder: Path) -> tuple[list[FoundRun], list[str]]:
     Raise StorageError if the folder does not exist.
     """
     if not folder.is_dir():
-        raise StorageError(f"there is no folder {folder}", "give the folder that holds the runs, run.root")
+        beside = [str(one) for one in folder.parent.glob("*") if one.is_dir()]
+        hint = suggest(str(folder), beside, "give the folder that holds the runs, run.root")
+        raise StorageError(f"there is no folder {folder}", hint)
     runs, notes = [], []
     for directory in runs_below(folder):
         try:
@@ -119,16 +138,36 @@ def find_runs(folder: Path) -> tuple[list[FoundRun], list[str]]:
     return sorted(runs, key=lambda run: run.started, reverse=True), notes
 
 
+def _splits(runs: Sequence[FoundRun]) -> dict[str, str]:
+    """Return the split that a metric's bare name stands for in all runs: validation data, if any run has it there."""
+    known = {key for run in runs for key in run.numbers()}
+    pairs = [(key.partition("_")[2], split) for split in _SPLITS for key in known if key.startswith(f"{split}_")]
+    return {name: split for name, split in pairs if name not in known}
+
+
+def _numbers(runs: Sequence[FoundRun]) -> list[dict[str, float]]:
+    """Return the numbers of runs, with metrics by bare names too: all of one split, as a mixture has no order."""
+    splits = _splits(runs)
+    found = [run.numbers() for run in runs]
+    return [{**own, **{n: own[f"{s}_{n}"] for n, s in splits.items() if f"{s}_{n}" in own}} for own in found]
+
+
+def sort_notes(runs: Sequence[FoundRun], key: str | None) -> list[str]:
+    """Return a note if runs are sorted by a metric on test data, by which the first one was chosen then."""
+    if _splits(runs).get(key or "") != "test":
+        return []
+    return [f"sorted by {key} on test data, as no run has it on validation data: the first looks better than it is"]
+
+
 def filtered(runs: Sequence[FoundRun], filters: Iterable[str]) -> list[FoundRun]:
     """Return the runs that fit all filters: ``KEY=PATTERN``, with ``*``, ``?`` and ``[...]``, or ``KEY>NUMBER``.
 
     A key is one of ``config.yaml``, such as ``train.epochs``, a group, such as ``precision``, ``run``, ``status``,
-    ``reason`` or ``started``, or a number that runs are sorted by, such as ``top1``. Numbers are compared as numbers,
-    and ``started`` as text. A named network also fits by its name, ``model=resnet18``. Raise UsageError if no run has
-    the key.
+    ``reason`` or ``started``, or a number that runs are sorted by, such as ``top1`` or ``test_top1``. Numbers are
+    compared as numbers, and ``started`` as text. A named network also fits by its name, ``model=resnet18``. Raise
+    UsageError if no run has the key.
     """
-    values = [{**run.numbers(), **run.settings()} for run in runs]
-    known = {name for own in values for name in own}
+    numbers = _numbers(runs)
     kept = list(range(len(runs)))
     for text in filters:
         found = re.fullmatch(r"([^<>=]*)([<>]=?|=)(.*)", text, re.DOTALL)
@@ -139,11 +178,13 @@ def filtered(runs: Sequence[FoundRun], filters: Iterable[str]) -> list[FoundRun]
             raise UsageError(f"--filter {text}: {sign}{pattern[0]} is no comparison", "write =, <, <=, > or >=")
         if sign != "=" and as_number(pattern) is None and key != "started":
             raise UsageError(f"--filter {text}: must end with a number", f"write --filter '{key}{sign}NUMBER'")
-        if runs and key not in known:
+        names = key, f"{key}.name"
+        values = [{**own, **run.settings(key)} for own, run in zip(numbers, runs, strict=True)]
+        if runs and not any(key in own for own in values):
+            known = {name for own, run in zip(numbers[:_SOME], runs, strict=False) for name in (*own, *run.settings())}
             hint = "keys are run, status, groups such as precision, those of config.yaml, and numbers such as top1"
             raise UsageError(f"--filter {text}: no run has the key {key!r}", suggest(key, known, hint))
         fits = functools.partial(_fits, sign=sign, pattern=pattern, as_text=key == "started")
-        names = key, f"{key}.name"
         kept = [at for at in kept if any(name in values[at] and fits(values[at][name]) for name in names)]
     return [runs[at] for at in kept]
 
@@ -162,12 +203,13 @@ def _fits(value: Any, sign: str, pattern: str, *, as_text: bool) -> bool:
 def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
     """Return the runs sorted by ``started``, the newest first, or by a number, the best first and those without last.
 
-    Numbers are ``steps``, metrics, and others of ``summary.json``. The lower one is better if the run says so of its
-    metric, or the name, such as ``loss``. Otherwise the largest is first. Raise UsageError if no run has the number.
+    Numbers are ``steps``, metrics (on validation data, if any run has them; ``test_top1`` is that on test data), and
+    others of ``summary.json``. The lower one is better if the run says so of its metric, or the name, such as
+    ``loss``. Otherwise the largest is first. Raise UsageError if no run has the number.
     """
     if key == "started":
         return sorted(runs, key=lambda run: run.started, reverse=True)
-    values = [run.numbers() for run in runs]
+    values = _numbers(runs)
     known = {name for own in values for name in own}
     if runs and key not in known:
         hint = f"choose {either(['started', *sorted(known)])}"
@@ -178,11 +220,12 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
 
 
 def _is_lower_better(key: str, runs: Sequence[FoundRun]) -> bool:
-    told = {run.run.summary.get("higher_is_better") for run in runs if run.metric_name == key} - {None}
+    name = re.sub("^(val|test|train)_", "", key)
+    told = {run.run.summary.get("higher_is_better") for run in runs if name in (run.metric_name, "metric")} - {None}
     if told:
         return False in told
     try:
-        return lower_is_better(key)
+        return lower_is_better(name)
     except UsageError:
         return False
 
@@ -192,14 +235,17 @@ def runs_table(runs: Sequence[FoundRun], key: str | None = None, beside: Path | 
 
     With ``beside``, the folder of the page, each run links to its report if it has one.
     """
-    shown = None if key in (None, "started", "steps", *{run.metric_name for run in runs}) else key
+    split = _splits(runs).get(key or "")
+    shown = f"{split}_{key}" if split else None if key in (None, "started", "steps") else key
     rows = [
         (
             Cell(run.path, link=_report(run, beside)) if beside else run.path,
             Cell(run.status, _TONES.get(run.status, "")),
             moment(run.started),
             UNKNOWN if run.steps is None else f"{run.steps:,}",
-            f"{run.metric_name} {number(run.metric)}" if run.metric_name else "",
+            f"{run.metric_name} {number(run.metric)} ({run.run.summary.get('metric_split', 'test')})"
+            if run.metric_name
+            else "",
             number(run.numbers().get(shown)) if shown else "",
             " ".join(run.overrides),
         )

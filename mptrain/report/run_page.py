@@ -31,6 +31,7 @@ from mptrain.report.run_blocks import OpenedRun, commands, environment, exhibits
 from mptrain.report.run_history import PHASES, History, Overflows
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.summary_file import memory_in_words
 
 #: Maximum metrics in one figure if the task has no main metric.
 _MOST_METRICS = 4
@@ -76,17 +77,19 @@ def _lead(opened: OpenedRun) -> str:
     refused = sum(learner.refused for learner in history.learners.values())
     spread = f"{updates[0]:,}" if len(set(updates)) == 1 else f"{min(updates):,} to {max(updates):,}"
     parts.append(f"{spread} updates in {history.steps:,} steps")
-    skipped = f"{counted(refused, 'update')} skipped" if refused else "" if opened.left_out else "none skipped"
-    parts += filter(None, [skipped, opened.left_out])
+    none = "none of these skipped" if history.not_looked_at else "none skipped"
+    skipped = f"{counted(refused, 'update')} skipped" if refused else "" if opened.left_out else none
+    parts += filter(None, [skipped, opened.left_out, "not everything looked at" if history.not_looked_at else ""])
     return ", ".join(parts) + "."
 
 
 def _reason(opened: OpenedRun) -> Text | None:
     state = opened.run.state
-    if not state.reason:
-        return None
+    unsaid = [what for what in opened.history.not_looked_at if what not in state.reason]
     what_to_do = f". To fix it: {state.hint}" if state.hint else ""
-    return Text(f"{state.reason}{what_to_do}", "bad" if state.status == "failed" else "warn")
+    texts = [f"{state.reason}{what_to_do}"] if state.reason else []
+    texts += [f"not looked at: {'; '.join(unsaid)}"] if unsaid else []
+    return Text(". ".join(texts), "bad" if state.status == "failed" else "warn") if texts else None
 
 
 def _tiles(opened: OpenedRun) -> tuple[tuple[str, str, str], ...]:
@@ -100,6 +103,7 @@ def _tiles(opened: OpenedRun) -> tuple[tuple[str, str, str], ...]:
         ("skipped updates", share(refused / attempts) if attempts else UNKNOWN, f"{refused:,} of {attempts:,}"),
         ("throughput", *_throughput(summary)),
         ("peak memory", readable_bytes(int(summary.get("peak_memory") or 0)), _memory_before(summary)),
+        ("memory of a step", *memory_in_words(summary.get("memory_by_use") or {}).partition(": ")[::2]),
         ("waiting for data", share(summary.get("data_wait")), "of the training time"),
         ("energy", _energy(summary.get("energy_joules")), "of the whole device during training"),
     ]
@@ -107,7 +111,7 @@ def _tiles(opened: OpenedRun) -> tuple[tuple[str, str, str], ...]:
     return tuple(row for row, present in zip(rows, keep, strict=True) if present not in (None, False))
 
 
-_MEASURED = ("terms_per_second", "peak_memory", "data_wait", "energy_joules")
+_MEASURED = ("terms_per_second", "peak_memory", "memory_by_use", "data_wait", "energy_joules")
 
 
 def _about_metric(opened: OpenedRun) -> str:

@@ -110,6 +110,7 @@ def points_table(points: Sequence[OpenedPoint]) -> Table:
                 job_status(job),
                 number(summary.get("metric") if point.done else None),
                 f"{number(ends[0])} to {number(ends[1])}" if ends else "",
+                number(summary.get("test_metric")) if point.done else "",
                 share(point.skip_rate),
                 scale_path(learners[0]["scale"]) if learners and learners[0].get("scale") else "",
                 rate(summary.get("steady_terms_per_second") or summary.get("terms_per_second")),
@@ -120,7 +121,8 @@ def points_table(points: Sequence[OpenedPoint]) -> Table:
         )
     speed = f"{next((point.summary.get('term') for point in points if point.summary), 'samples')}/s"
     interval = "95 % CI" if intervals else None
-    measured = (metric_name(points), interval, "skipped", "loss scale", speed, "peak memory", "time")
+    test = "test" if any("test_metric" in point.summary for point in points) else None
+    measured = (metric_name(points), interval, test, "skipped", "loss scale", speed, "peak memory", "time")
     first = len(keys) + 2
     numeric = {0, *range(first, first + len(measured))} - {first + measured.index("loss scale")}
     return table(("", *keys, "status", *measured, "reason"), rows, numeric)
@@ -190,7 +192,8 @@ def command_blocks(sweep: Sweep) -> list[Block]:
     jobs = "\n".join(shlex.join(["mptrain", *given, *job.overrides]) for job in sweep.jobs)
     blocks: list[Block] = []
     if sweep.kind == "sweep":
-        blocks.append(Code(shlex.join(["mptrain", "-m", *given, *sweep.words]), "sh"))
+        asked = [f"--objective={name}"] if (name := sweep.plan.get("objective")) else []
+        blocks.append(Code(shlex.join(["mptrain", "-m", *given, *asked, *sweep.words]), "sh"))
     elif sweep.kind == "comparison":
         asked = [f"--{flag}={sweep.plan[flag]}" for flag in ("reference", "margin", "metric") if sweep.plan.get(flag)]
         claimed = sweep.plan.get("claimed")
@@ -310,7 +313,9 @@ def _key_across(axes: Axes, axis: Axis) -> None:
         if not shown or place - shown[-1] >= span / 8.5:
             shown.append(place)
     plotting.ticks_at(
-        axes.xaxis, shown, lambda value: f"2^{value:g}" if base == 2 else plotting.tick(base**value if base else value)
+        axes.xaxis,
+        shown,
+        lambda value: plotting.power_of_two(value) if base == 2 else plotting.tick(base**value if base else value),
     )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(places[0] - 0.04 * span, places[-1] + 0.04 * span)

@@ -21,7 +21,7 @@ from mptrain.comparison.configurations import (
     short_label,
 )
 from mptrain.comparison.fairness import is_claimed
-from mptrain.comparison.ranking import SEED, metric_in_words
+from mptrain.comparison.ranking import SEED, metric_in_words, selected
 from mptrain.config.value_checks import show
 from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_blocks import OpenedRun, open_or_reason
@@ -43,22 +43,20 @@ class OpenedPoint:
         opened: Its run with all records; None if there is none or it cannot be read.
         problem: The error message if the run cannot be read; empty if the job has not started.
         words: Key to value of the overrides in which the points differ.
+        summary: Summary of the run, with the metric by which points are chosen
+            (`mptrain.comparison.ranking.selected`); empty if it has none.
     """
 
     job: SweepJob
     opened: OpenedRun | None
     problem: str
     words: dict[str, str]
+    summary: dict[str, Any]
 
     @property
     def label(self) -> str:
         """Short label of the overrides in which the points differ, or the job's name if there are none."""
         return short_label(self.words) or self.job.name
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Summary (``summary.json``) of the run; empty if it has none."""
-        return self.opened.run.summary if self.opened else {}
 
     @property
     def done(self) -> bool:
@@ -67,7 +65,7 @@ class OpenedPoint:
 
     @property
     def metric(self) -> float | None:
-        """Final metric of the run; None if the job is not done or the metric is not finite."""
+        """Metric by which the point is chosen; None if the job is not done or the metric is not finite."""
         value = self.summary.get("metric")
         return value if self.done and value is not None and math.isfinite(value) else None
 
@@ -100,8 +98,7 @@ class Axis:
 
 def metric_name(points: Sequence[OpenedPoint]) -> str:
     """Return the name of a sweep's metric with the evaluated split, ``top1 (test)``; ``metric`` if unknown."""
-    found = next((point.opened for point in points if point.opened and point.opened.metric), None)
-    return metric_in_words(found.run.summary) if found else "metric"
+    return next((metric_in_words(point.summary) for point in points if point.summary.get("metric_name")), "metric")
 
 
 def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[OpenedPoint]:
@@ -117,7 +114,7 @@ def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[O
         problem, opened = (found, None) if isinstance(found, str) else ("", found)
         table = overrides_of(job)
         words = {key: table[key] for key in keys if key in table}
-        points.append(OpenedPoint(job, opened, problem, words))
+        points.append(OpenedPoint(job, opened, problem, words, selected(sweep, opened.run.summary if opened else {})))
     return points
 
 

@@ -29,6 +29,7 @@ from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.trained_samples import read_trained, write_trained
 from mptrain.system.errors import EXIT_OK, ConfigError, MptrainError, Preempted, StorageError, instance
+from mptrain.system.files import expanded
 from mptrain.system.records import EventRecord
 
 
@@ -188,7 +189,7 @@ def _prepare_directory(attempt: Attempt) -> tuple[Attempt, tuple[str, ...]]:
     if not attempt.as_written:  # after the records have proved to be usable
         directory.write_config(config.yaml, config.overrides)
     other = tuple(changed_training_data(directory.root, parts)) if loaded else ()
-    source = directory.root if loaded else config.weights and config.weights.expanduser()
+    source = directory.root if loaded else config.weights and expanded(config.weights)
     known = frozenset(digests_of(parts.loaders["train"])) | (read_trained(source) if source else frozenset())
     write_trained(directory.paths.trained_samples, known)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")

@@ -13,6 +13,7 @@ from mptrain.config.schema import Config
 from mptrain.config.trust import command_with
 from mptrain.config.value_checks import first_line
 from mptrain.engine.interrupt import EndRequested
+from mptrain.engine.rehearsal import rounding_of_indices
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.torchrun import torchrun_command
 from mptrain.runlog import RunDirectory, storage_errors, write_atomically
@@ -62,12 +63,17 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
         )
     elif isinstance(error, FirstBatchError) and error.__cause__ is not None:
         cause = error.__cause__
-        own = error_in_user_code(cause, packages_of_users(config.extensions.allow)) or error
+        own = _in_user_code(cause, config) or error
     elif isinstance(error, Exception) and not isinstance(error, MptrainError):
-        own = error_in_user_code(error, packages_of_users(config.extensions.allow))
+        own = _in_user_code(error, config)
     if own is not None:
         failure_status(cause, directory)  # keeps the traceback
     return own or error
+
+
+def _in_user_code(error: BaseException, config: Config) -> BaseException | None:
+    more = rounding_of_indices(config.precision, error)
+    return error_in_user_code(error, packages_of_users(config.extensions.allow), more)
 
 
 def _complete(hint: str, config: Config, directory: RunDirectory) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
 
 from mptrain.build.new_inputs import open_new_inputs
 from mptrain.config.compose import reload
+from mptrain.config.targets import parameters
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.parts import Parts
 from mptrain.run.evaluation import built
@@ -95,7 +97,12 @@ class Predictor:
 
 @contextlib.contextmanager
 def predictor(
-    run: str, overrides: Sequence[str] = (), which: Literal["last", "best"] = "last", *, average: bool = True
+    run: str,
+    overrides: Sequence[str] = (),
+    which: Literal["last", "best"] = "last",
+    *,
+    average: bool = True,
+    writing: Mapping[str, float] = MappingProxyType({}),
 ) -> Iterator[Predictor]:
     """Load the network of a run for predictions, and restore torch's settings afterwards.
 
@@ -104,6 +111,7 @@ def predictor(
         overrides: Changes of the run's configuration, such as ``device=cpu`` or ``precision.eval=fp32``.
         which: Checkpoint.
         average: Whether to take the average of the weights if there is one.
+        writing: Arguments of a task that writes text: ``length``, ``temperature`` and ``seed``.
 
     Raises:
         UsageError: The task has nothing to predict, or an override is about the data.
@@ -118,6 +126,9 @@ def predictor(
             f"task={config.chosen.get('task', config.task.path)} predicts nothing from new inputs",
             "mptrain report shows what its network makes",
         )
+    if odd := sorted(writing.keys() - parameters(config.task.resolve())[0]):
+        raise UsageError(f"--{odd[0]} is about written text, and this run writes none", "leave it out")
+    config = replace(config, task=replace(config.task, arguments={**config.task.arguments, **writing}))
     source = open_new_inputs(directory.paths.data)
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     with settings_restored():

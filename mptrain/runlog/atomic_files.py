@@ -61,7 +61,10 @@ def as_storage_error(
     """Return the StorageError for an OSError, with the cause and a hint; arguments as for `storage_errors`."""
     reason = _FULL.get(error.errno or 0) or _REFUSED.get(error.errno or 0) or error.strerror or str(error)
     hint = "check the path and the disk"
-    if error.errno in _FULL:
+    if error.errno == errno.ENOSPC and free_bytes(path) > (needed or 0) and not _has_inodes(path):
+        reason = "the disk can have no more files: its inodes are used up"
+        hint = "remove files that are not needed; to write new runs to another disk, set run.root=FOLDER"
+    elif error.errno in _FULL:
         wanted = "" if needed is None else f"{readable_bytes(needed)} needed, "
         reason += f" ({wanted}{readable_bytes(free_bytes(path))} free)"
         hint = "free some disk space; to write new runs to another disk, set run.root=FOLDER"
@@ -137,10 +140,21 @@ def free_bytes(path: Path) -> int:
 
     For a path that does not exist, the disk is that of its nearest existing parent.
     """
+    disk = _disk_of(path)
+    return disk.f_bavail * disk.f_frsize if disk else 0
+
+
+def _has_inodes(path: Path) -> bool:
+    """Return whether the disk of a path can have more files; True if unknown, as on disks without a fixed number."""
+    disk = _disk_of(path)
+    return disk is None or not disk.f_files or disk.f_favail > 0
+
+
+def _disk_of(path: Path) -> os.statvfs_result | None:
     for place in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
-    return 0
+            return os.statvfs(place)
+    return None
 
 
 def readable_bytes(count: int) -> str:

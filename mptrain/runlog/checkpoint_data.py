@@ -28,7 +28,7 @@ from mptrain.system.errors import CheckpointError, out_of_memory
 from mptrain.system.files import open_to_read
 from mptrain.system.torch_private import weights_only_unpickler
 
-_LEAVES = frozenset({str, int, float, bool, type(None)})
+_LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
 _KEYS = frozenset({str, int})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -45,9 +45,9 @@ _LONGEST: Final = 200
 def check_plain(value: Any, where: str = "state") -> list[Tensor]:
     """Check that a state of a checkpoint holds only plain values and tensors, and return its tensors.
 
-    Allowed are dict (also OrderedDict) with keys of str and int, list, tuple, str, int, float, bool, None, Tensor and
-    Parameter. Types are compared exactly: ``numpy.float64`` passes isinstance for float, but a weights-only load
-    rejects it. The tensors are in order of traversal; one that occurs twice is listed twice. Raises TypeError for
+    Allowed are dict (also OrderedDict) with keys of str and int, list, tuple, str, bytes, int, float, bool, None,
+    Tensor and Parameter. Types are compared exactly: ``numpy.float64`` passes isinstance for float, but a weights-only
+    load rejects it. The tensors are in order of traversal; one that occurs twice is listed twice. Raises TypeError for
     another type; the message names the place, a path that begins with ``where``.
     """
     kind = type(value)
@@ -62,7 +62,9 @@ def check_plain(value: Any, where: str = "state") -> list[Tensor]:
         return [tensor for key, item in value.items() for tensor in check_plain(item, f"{where}[{key!r}]")]
     if kind is list or kind is tuple:
         return [tensor for index, item in enumerate(value) for tensor in check_plain(item, f"{where}[{index}]")]
-    raise TypeError(f"{where} is a {_name(kind)}; only plain containers, numbers, text, None and tensors can be saved")
+    raise TypeError(
+        f"{where} is a {_name(kind)}; only plain containers, numbers, text, bytes, None and tensors can be saved"
+    )
 
 
 def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: str = "") -> tuple[str, int]:

@@ -185,8 +185,10 @@ def _was_killed_early(paths: RunPaths) -> bool:
     return {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY} <= early
 
 
-def open_run(path: Path) -> RunDirectory:
+def open_run(path: Path, *, any_version: bool = False) -> RunDirectory:
     """Return the run directory at a path, after checking that it is one.
+
+    With ``any_version`` the reader of its ``run.json`` checks the version.
 
     Raises:
         OtherVersion: Another version of mptrain wrote the run.
@@ -200,7 +202,7 @@ def open_run(path: Path) -> RunDirectory:
             why = f"{path} has no {RUN_JSON}: the run was killed before training started"
             raise StorageError(why, "repeat its command with run.resume=auto, or remove the folder")
         raise StorageError(f"{path} is not a run directory: it has no {RUN_JSON}", "give the folder of a run")
-    return _readable(paths)
+    return _readable(paths, any_version=any_version)
 
 
 def refuse_other_version(path: Path) -> None:
@@ -216,9 +218,10 @@ def refuse_other_version(path: Path) -> None:
         return
 
 
-def _readable(paths: RunPaths) -> RunDirectory:
+def _readable(paths: RunPaths, *, any_version: bool = False) -> RunDirectory:
     require_no_links(paths.root, paths.folders)
-    refuse_other_version(paths.root)
+    if not any_version:
+        refuse_other_version(paths.root)
     return RunDirectory(paths)
 
 
@@ -231,8 +234,9 @@ def _meant(path: Path) -> str:
     runs: dict[str, Path] = {}
     for root in dict.fromkeys((Path("outputs"), path.parent if path.parent.name else Path("outputs"))):
         runs |= {str(run.root.relative_to(root)): run.root for run in runs_below(root)}
-    guess = did_you_mean(path.name, runs) or did_you_mean(str(path), runs)
-    return f"did you mean {runs[guess]}?" if guess else "give a folder that contains a run.json, or last"
+    names = {**runs, "last": "last"}
+    guess = did_you_mean(path.name, names) or did_you_mean(str(path), names)
+    return f"did you mean {names[guess]}?" if guess else "give a folder that contains a run.json, or last"
 
 
 def find_run(run: str, root: Path = Path("outputs")) -> RunDirectory:

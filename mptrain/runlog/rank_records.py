@@ -31,7 +31,10 @@ def merged_steps(ranks: Sequence[Iterable[StepRecord]]) -> Iterator[StepRecord]:
 
 
 def merged_events(ranks: Sequence[Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Yield the events of rank 0 in the order of their steps, with what was not finite in the shards of all ranks."""
+    """Yield the events of rank 0 in the order of their steps, with what was not finite in the shards of all ranks.
+
+    What any of them has not looked at is there too.
+    """
     overflows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     others: list[dict[str, Any]] = []
     for rank, events in enumerate(ranks):
@@ -41,7 +44,7 @@ def merged_events(ranks: Sequence[Iterable[dict[str, Any]]]) -> Iterator[dict[st
                 place = event["event"], event.get("step"), event.get("learner")
                 seen[place] += 1  # passes of one step
                 overflows.setdefault((*place, seen[place]), []).append(event)
-            elif rank == 0:
+            elif rank == 0 or event["event"] == "not_looked_at":
                 others.append(event)
     yield from sorted([*map(_merged_overflow, overflows.values()), *others], key=step_of)
 

@@ -200,7 +200,7 @@ def read_run(path: Path | str) -> Run:
 
     Raise OtherVersion if another version of mptrain wrote the run.
     """
-    directory = open_run(Path(path))
+    directory = open_run(Path(path), any_version=True)
     state = directory.read_state()
     if state is None:
         raise StorageError(f"{path}: run.json was removed while the run was being read", "try again")

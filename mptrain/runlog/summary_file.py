@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from mptrain.runlog.atomic_files import write_atomically
+from mptrain.runlog.atomic_files import readable_bytes, write_atomically
 from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
 from mptrain.system.errors import StorageError
 from mptrain.system.fields import NonNegativeInt
@@ -34,6 +34,7 @@ class _Summary(TypedDict, total=False):
     higher_is_better: bool | None
     best_val: float | None
     intervals: dict[str, tuple[float, float] | None] | None
+    val_intervals: dict[str, tuple[float, float] | None] | None
     val: dict[str, float | None] | None
     test: dict[str, float | None] | None
     stopped_early: str | None
@@ -50,10 +51,20 @@ class _Summary(TypedDict, total=False):
     energy_joules: float | None
     memory_before: NonNegativeInt | None
     peak_memory: NonNegativeInt | None
+    memory_by_use: dict[str, NonNegativeInt] | None
     threads: NonNegativeInt | None
     unusable_samples: dict[str, NonNegativeInt] | None
     converted_files: dict[str, NonNegativeInt] | None
     facts: dict[str, Any] | None
+
+
+def memory_in_words(by_use: Mapping[str, int]) -> str:
+    """Return the counted memory of a training step in words, the sum first; empty if it was not counted."""
+    if not by_use:
+        return ""
+    uses = [f"{readable_bytes(size)} {use.replace('_', ' ')}" for use, size in by_use.items() if size]
+    later = "" if "optimizer_state" in by_use else "; without the optimizer's state, which it makes in its first update"
+    return f"{readable_bytes(sum(by_use.values()))}: {', '.join(uses)}{later}"
 
 
 def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:

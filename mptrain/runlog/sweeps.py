@@ -36,7 +36,7 @@ JobStatus = Literal["waiting", "running", "done", "failed", "interrupted", "pree
 Kind = Literal["sweep", "comparison", "recipe"]
 
 #: Numbers of a whole run, by their names in its summary.
-_OF_RUN = ("metric", "metric_low", "metric_high", "metric_name", "metric_split")
+_OF_RUN = ("metric", "metric_low", "metric_high", "metric_name", "metric_split", "val_metric")
 _COSTS = ("terms_per_second", "train_seconds", "peak_memory")
 _OF_LEARNER = ("updates", "skipped", "skip_rate", "scale_first", "scale_min", "scale_max", "scale_last")
 
@@ -277,7 +277,8 @@ def _row(
     row: dict[str, Any] = {"number": job.number, "arm": job.arm, "status": job.status, "exit": job.code}
     row |= {key: values.get(key) for key in keys}
     low, high = interval_of(summary) or (None, None)
-    of_run = {**summary, "metric_low": low, "metric_high": high}
+    on_val = (summary.get("val") or {}).get(summary.get("metric_name"))
+    of_run = {**summary, "metric_low": low, "metric_high": high, "val_metric": on_val}
     row |= {name: of_run.get(name) for name in _OF_RUN}
     for name in learners or [""]:
         of_learner = (summary.get("learners") or {}).get(name) or {}

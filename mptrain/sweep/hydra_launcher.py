@@ -20,6 +20,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mptrain.comparison.ranking import selected
 from mptrain.config.allowed_targets import is_allowed, resolve
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse, quoted
@@ -63,7 +64,8 @@ class ProcessLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch of points that the Hydra sweeper requests, and return the metric of each job, in order.
 
-        The metric is returned without a change of sign, so the sweeper's direction must be that of the metric. A job
+        The metric is that on validation data, if there are any (`mptrain.comparison.ranking.selected`). It is returned
+        without a change of sign, so the sweeper's direction must be that of the metric. A job
         that failed or has no metric has a failed result with a `JobFailedError`. ``initial_job_idx`` is ignored: the
         launcher counts jobs itself, because not all sweepers do.
 
@@ -169,10 +171,15 @@ def key_of(word: str) -> str:
 def _answer(sweep: Sweep, job: SweepJob, words: Sequence[str]) -> JobReturn:
     run = sweep.paths.run(job.name)
     found = JobReturn(overrides=words, working_dir=str(run), task_name="mptrain", status=JobStatus.FAILED)
-    metric = summary_of(run).get("metric") if job.status == "done" else None
+    summary = summary_of(run) if job.status == "done" else {}
+    metric = selected(sweep, summary).get("metric")
     if metric is not None:
         found.status, found.return_value = JobStatus.COMPLETED, float(metric)
     else:
-        reason = "it has no metric of record" if job.status == "done" else job.reason
+        wanted, names = sweep.plan.get("objective"), ", ".join(summary.get("val") or ()) or "none"
+        missing = (
+            f"it has no {wanted} on validation data; recorded: {names}" if wanted else "it has no metric of record"
+        )
+        reason = missing if job.status == "done" else job.reason
         found.return_value = JobFailedError(f"{job.name}: {reason}")
     return found

@@ -27,6 +27,7 @@ from mptrain.sweep.executor import Program
 from mptrain.sweep.processes import run_in_fork, warm_up
 from mptrain.sweep.worker import one_line
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused, MptrainError, Problem
+from mptrain.system.files import expanded
 
 if TYPE_CHECKING:
     from mptrain.workloads.base.dataset import Dataset
@@ -260,7 +261,7 @@ def _require_together(config: Config, dataset: Dataset) -> None:
         raise ConfigError(f"{config.task.path} cannot be created: {one_line(error)}") from None
     require_known_learners(config, objectives)
     if config.weights is not None:
-        path = config.weights.expanduser()
+        path = expanded(config.weights)
         if not path.exists():
             raise CheckpointError(f"model.weights={path}: there is no such file or run", "give an existing file or run")
 

@@ -51,7 +51,8 @@ def warm_up(modules: Sequence[str]) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mptrain.sweep.fork_server", *modules])
     guard_multiprocessing()
-    resource_tracker.ensure_running()  # the server would start it otherwise and unblock signals meanwhile
+    with _signals_blocked():  # SIGHUP of a closed terminal, which it does not ignore, would end it before the sweep
+        resource_tracker.ensure_running()  # the server would start it otherwise and unblock signals meanwhile
     with _signals_blocked(), _one_thread():
         forkserver.ensure_running()
 
@@ -101,7 +102,8 @@ def answer(question: bytes, pipe: Connection) -> None:
         found: tuple[Any, BaseException | None] = (pickle.loads(question)(), None)
     except MptrainError as error:
         found = (None, error)
-    pipe.send_bytes(pickle.dumps(found))
+    with contextlib.suppress(BrokenPipeError):  # a signal has ended the caller
+        pipe.send_bytes(pickle.dumps(found))
 
 
 def forked(target: Callable[..., None], *arguments: Any) -> Process:

@@ -117,9 +117,14 @@ class SlurmExecutor:
 def fresh_folder(sweep: Path) -> Path:
     """Create a folder for the files of one submission, accessible only to this user, and return its absolute path.
 
-    This is ``SWEEP/submitted/xxxxxxxx``, where the last part is random and hexadecimal.
+    This is ``SWEEP/submitted/xxxxxxxx``, where the last part is random and hexadecimal. The path stands in a batch
+    script, where a line end would begin a command, and ``%`` and a backslash have a meaning in names of log files.
+    StorageError is raised if it has one of them.
     """
     folder = sweep.absolute() / FOLDER / secrets.token_hex(4)
+    if odd := [letter for letter in str(folder) if not letter.isprintable() or letter in "%\\"]:
+        hint = "move to a folder, or set a run.root, without line ends, control characters, % and backslashes"
+        raise StorageError(f"{folder} cannot stand in a batch script: it has {odd[0]!r}", hint)
     with storage_errors(folder, "create"):
         folder.parent.mkdir(exist_ok=True)
         folder.mkdir(mode=0o700)

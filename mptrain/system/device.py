@@ -9,6 +9,7 @@ sources.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,9 +59,10 @@ def _ask(device: torch.device) -> Capabilities:
         if is_rocm():
             return Capabilities(graphs=True, pinned=True, streams=True)
         level = compute_capability(device)
-        volta, ampere = level >= (7, 0), level >= (8, 0)
-        # Tensor cores support FP16 from Volta on, BF16 and TF32 from Ampere on.
-        return Capabilities(fp16=volta, bf16=ampere, tf32=ampere, graphs=True, pinned=True, streams=True)
+        ampere = level >= (8, 0)  # tensor cores support BF16 and TF32
+        return Capabilities(
+            fp16=has_tensor_cores(device), bf16=ampere, tf32=ampere, graphs=True, pinned=True, streams=True
+        )
     if device.type == "xpu":
         properties: Any = torch.get_device_module(device).get_device_properties(device)
         # Some Intel devices have no FP64.
@@ -210,7 +212,9 @@ def properties_of(device: torch.device) -> Any:
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the number of bytes of an accelerator's memory; on MPS, the maximum that Metal recommends."""
+    """Return the number of bytes of a device's memory; on MPS, the maximum that Metal recommends."""
+    if device.type == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     module = torch.get_device_module(device)
     size: int = module.recommended_max_memory() if device.type == "mps" else properties_of(device).total_memory
     return size
@@ -234,6 +238,16 @@ def untried(device: torch.device) -> str:
 def compute_capability(device: torch.device) -> tuple[int, int]:
     """Return the CUDA compute capability of an NVIDIA device as (major, minor), such as (8, 0)."""
     return torch.cuda.get_device_capability(device)
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Return whether an NVIDIA device has tensor cores, which compute in FP16: from Volta on, but for small Turings."""
+    level = compute_capability(device)
+    return level >= (7, 0) and not (level == (7, 5) and _SMALL_TURING.search(name_of(device)))
+
+
+#: Names of devices of compute capability 7.5 on the chips TU116 and TU117, which have no tensor cores.
+_SMALL_TURING = re.compile(r"\b(GTX 16\d\d|MX[45]50|T(400|500|550|600|1000|1200|2000))\b")
 
 
 def built_for() -> tuple[str, ...]:

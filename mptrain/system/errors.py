@@ -209,25 +209,34 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
     return None
 
 
+#: Packages that look at what other code computes.
+_OBSERVERS = ("mptrain.probe", "mptrain.inspection", "mptrain.precision")
+
 #: First names of the packages that ``extensions.allow`` has permitted in this command.
 user_packages: set[str] = set()
 
 
-def error_in_user_code(error: BaseException, packages: Collection[str] = user_packages) -> ConfigError | None:
+def error_in_user_code(
+    error: BaseException, packages: Collection[str] = user_packages, more: str = ""
+) -> ConfigError | None:
     """Return an error that blames a user's own package for an exception that was raised in it.
 
-    It names the innermost line in one of ``packages``, given by first names; None if the traceback passes through none.
+    It names the innermost line in one of ``packages``, given by first names; None if the traceback passes through none,
+    or from there into code that observes it, which is not the user's. ``more`` is the end of its hint.
     """
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] in packages:
             place = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+        elif module.startswith(_OBSERVERS) and frame.f_code.co_name != "__torch_dispatch__":  # which calls operators
+            place = None
     if place is None:
         return None
     return ConfigError(
         f"{place}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
         "this code is allowed by extensions.allow; --traceback shows the full traceback, and a run "
-        "keeps it in its failure folder",
+        f"keeps it in its failure folder{more}",
     )
 
 
@@ -252,13 +261,13 @@ def suggest(word: str, candidates: Iterable[str], otherwise: str) -> str:
     return f"did you mean {near}?" if near else otherwise
 
 
-def near_names(word: str, candidates: Iterable[str]) -> list[str]:
+def near_names(word: str, candidates: Iterable[str], likeness: float = 0.6) -> list[str]:
     """Return the candidates that a mistyped word may mean, in their order, by the first of these rules with a match.
 
     1. Equal except for case and separators: ``AdamW`` for ``adamw``.
     2. The same parts in another order: ``bf16_amp`` for ``amp_bf16``.
     3. Each part of the word is a prefix of a part of the name: ``fp16`` for ``fp16_static`` and ``fp16_dynamic``.
-    4. The closest spelling, one name.
+    4. The closest spelling, one name; ``likeness`` from 0 to 1 is the least, that of `difflib.get_close_matches`.
     """
     names = list(candidates)
     asked = _parts(word)
@@ -273,7 +282,7 @@ def near_names(word: str, candidates: Iterable[str]) -> list[str]:
         rules.append(
             [name for name in names if all(any(own.startswith(part) for own in parts[name]) for part in asked)]
         )
-    return next(filter(None, rules), difflib.get_close_matches(word, names, n=1, cutoff=0.6))
+    return next(filter(None, rules), difflib.get_close_matches(word, names, n=1, cutoff=likeness))
 
 
 def either(words: Sequence[str]) -> str:

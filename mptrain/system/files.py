@@ -1,5 +1,6 @@
-"""Safe opening of files in untrusted run directories: regular files only, and no hard links when writing in place.
+"""Safe opening of files that others made: regular files only, and no hard links when writing in place.
 
+What is opened is checked, not its name before, and libraries get the open file (pictures, recordings, event files).
 All functions raise OSError for a file that cannot be opened or is not a regular one (a named pipe, a socket, a device).
 """
 
@@ -24,7 +25,7 @@ _KINDS = {
 }
 
 
-def open_to_read(path: Path) -> IO[bytes]:
+def open_to_read(path: Path | str) -> IO[bytes]:
     """Open a regular file for reading bytes; fail at once for any other kind of file, such as a named pipe.
 
     Plain ``open`` would wait for the writer of a named pipe, which an untrusted run directory may contain.
@@ -32,7 +33,12 @@ def open_to_read(path: Path) -> IO[bytes]:
     return os.fdopen(_open_regular(path, os.O_RDONLY), "rb")
 
 
-def read_bytes(path: Path) -> bytes:
+def expanded(path: Path | str) -> Path:
+    """Return a path with ``~`` and ``~USER`` replaced by home folders; that of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+
+
+def read_bytes(path: Path | str) -> bytes:
     """Return the content of a regular file."""
     with open_to_read(path) as file:
         return file.read()
@@ -73,13 +79,13 @@ def open_in_place(path: Path, flags: int) -> int:
     return descriptor
 
 
-def _open_regular(path: Path, flags: int) -> int:
+def _open_regular(path: Path | str, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     except OSError as error:
         if error.errno != errno.ENXIO:  # a socket, or a named pipe without a reader
             raise
-        raise _no_file(path, stat.S_IFMT(path.stat().st_mode)) from None
+        raise _no_file(path, stat.S_IFMT(Path(path).stat().st_mode)) from None
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
@@ -87,7 +93,7 @@ def _open_regular(path: Path, flags: int) -> int:
     return descriptor
 
 
-def _no_file(path: Path, kind: int) -> OSError:
+def _no_file(path: Path | str, kind: int) -> OSError:
     if kind == stat.S_IFDIR:
         return OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", str(path))

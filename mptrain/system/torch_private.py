@@ -6,6 +6,7 @@ of them and checks that no other module uses private names of torch's modules.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -61,6 +62,7 @@ __all__ = [
     "has_stepped",
     "in_compiled_autograd",
     "input_metadata",
+    "is_transforming",
     "is_unscaled",
     "leaves",
     "loads_itself",
@@ -68,6 +70,7 @@ __all__ = [
     "loss_scale_of",
     "number_of_node",
     "run_backward",
+    "saved_for_backward",
     "sequence_number",
     "set_group_timeout",
     "skips_on_device",
@@ -148,9 +151,14 @@ def computes_now() -> bool:
     return not (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or is_transforming()
         or torch._C._len_torch_dispatch_stack()
     )
+
+
+def is_transforming() -> bool:
+    """Return whether `torch.func` transforms the running function: its tensors stand for others and have no values."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
@@ -179,16 +187,17 @@ def untraced(function: Callable[..., None]) -> Callable[..., None]:
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
 
 
-def is_within_other_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a hook of an optimizer's step runs inside another step of it: its class calls ``super().step()``.
+def is_within_step(optimizer: torch.optim.Optimizer, steps: int = 1) -> bool:
+    """Return whether this code runs inside so many calls of an optimizer's step, as its closure does.
 
-    torch hooks the step of each class in the line of inheritance, if an optimizer of that very class was ever made.
+    A hook runs inside two, if the optimizer's class calls ``super().step()``: torch hooks the step of each class in the
+    line of inheritance, if an optimizer of that very class was ever made.
     """
     found, frame = 0, sys._getframe()
-    while frame.f_back is not None and found < 2:
+    while frame.f_back is not None and found < steps:
         frame = frame.f_back
         found += frame.f_code is _STEP_CODE and frame.f_locals.get("self") is optimizer
-    return found == 2
+    return found == steps
 
 
 def end_workers(loader: torch.utils.data.DataLoader[Any]) -> None:
@@ -238,9 +247,10 @@ def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None
         del fused.grad_scale, fused.found_inf
 
 
-def has_gradient_hooks(parameter: torch.Tensor) -> bool:
-    """Return whether functions are hooked to the gradient of a parameter."""
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+def has_gradient_hooks(one: torch.Tensor | nn.Module) -> bool:
+    """Return whether functions are hooked to the gradient of a parameter, or to the backward pass of a module."""
+    later = one._backward_pre_hooks if isinstance(one, nn.Module) else one._post_accumulate_grad_hooks
+    return bool(one._backward_hooks or later)
 
 
 def loads_itself(module: nn.Module) -> bool:
@@ -248,17 +258,36 @@ def loads_itself(module: nn.Module) -> bool:
     return not type(module)._load_from_state_dict.__module__.startswith("torch.nn.")
 
 
-def leaves(result: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors to which a backward pass from a result adds gradients."""
-    found, seen, left = [], set(), [result.grad_fn]
+def _nodes(result: torch.Tensor) -> Iterator[Any]:
+    seen, left = set(), [result.grad_fn]
     while left:
         node: Any = left.pop()
         if node is not None and node not in seen:
             seen.add(node)
             left += [one for one, _ in node.next_functions]
-            if type(node).__name__ == "AccumulateGrad":
-                found.append(node.variable)
-    return found
+            yield node
+
+
+def leaves(result: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors to which a backward pass from a result adds gradients."""
+    return [node.variable for node in _nodes(result) if type(node).__name__ == "AccumulateGrad"]
+
+
+def saved_for_backward(result: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors that autograd keeps for a backward pass from a result; nothing is unpacked or recomputed.
+
+    What hooks have put in place of a tensor, as checkpoints of activations do, is yielded if it is a tensor.
+    """
+    names: dict[type, list[str]] = {}
+    for node in _nodes(result):
+        kind = type(node)
+        if kind not in names:
+            names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+        for name in names[kind]:
+            with contextlib.suppress(RuntimeError):  # a pass inside the forward pass has freed it
+                saved = getattr(node, name)
+                for one in saved if isinstance(saved, (list, tuple)) else (saved,):
+                    yield from (held for held in tree_leaves(one.data) if isinstance(held, torch.Tensor))
 
 
 def number_of_node(node: Any) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from small_runs import TINY, environment
+from small_runs import TINY, environment, run_in_process
 
 import mptrain
 from mptrain.engine.weights_io import read_weights
@@ -164,10 +164,15 @@ def test_a_file_of_texts_is_read_and_its_name_is_no_text(tmp_path, monkeypatch):
     run = mptrain.train(*words, "train.epochs=1", "train.batch_size=8", "run.name=texts", show=False)
     (tmp_path / "t.txt").write_text("word1 yes\n\nword2 no\n")
     assert run.predict(Path("t.txt")) == run.predict(["word1 yes", "word2 no"])
-    (tmp_path / "odd.txt").write_bytes(b"word1\n\xff\n")
+    (tmp_path / "odd.txt").write_bytes(b"word1\n\xff\nword2\n")
+    done = run_in_process("predict", "texts", "odd.txt", "none.txt", "t.txt", cwd=tmp_path)
+    assert (done.returncode, len(done.stdout.splitlines())) == (6, 4)
+    assert r"warning: \udcff: it is not UTF-8" in done.stderr
+    assert "warning: there is no file none.txt" in done.stderr
+    assert "2 inputs of 6 cannot be used" in done.stderr
     (tmp_path / "blank.txt").write_text("\n \n")
     faults = {
-        "odd.txt": r"odd\.txt, line 2 is not UTF-8",
+        "odd.txt": r"\\udcff: it is not UTF-8",
         "none.txt": r"there is no file none\.txt",
         "blank.txt": "has no text",
     }

@@ -89,3 +89,15 @@ def test_what_is_bold_is_plain_where_no_colours_are_wanted(monkeypatch, environm
     print_comparison(compare([arm("fp32", [0.95] * 3), arm("amp_dynamic", [0.95] * 3)]))
     assert ("\x1b[1m" in terminal.getvalue()) is styled
     assert "\\x1b" not in terminal.getvalue()
+
+
+def test_a_long_table_has_a_line_for_each_row_and_a_short_one_is_broken(monkeypatch):
+    on_terminal(monkeypatch, 40, NO_COLOR="1")
+    wide = "\u4e2d" * 30
+    rows = [(f"run {number}", "12", wide) for number in range(600)]
+    long, short = (table(("name", "steps", "text"), part, numeric=(1,)) for part in (rows, rows[:5]))
+    lines = block_lines([long])
+    assert len(lines) == 601
+    assert lines[0] == "name     steps  text"
+    assert lines[7] == f"run 6       12  {wide}"
+    assert len(block_lines([short])) > 6

@@ -12,7 +12,7 @@ from loops import each
 from small_runs import environment
 
 from mptrain.cli.commands import COMMANDS
-from mptrain.cli.completion import SHELLS, answers, escaped, script, split
+from mptrain.cli.completion import SHELLS, answers, escaped, query, script, split
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import RECHOSEN
@@ -196,8 +196,7 @@ def test_a_bash_line_is_split_as_readline_sees_it(text, words, current, rest, qu
 
 
 def test_what_a_shell_would_read_is_escaped_outside_quotes_only():
-    assert escaped("my run:1=(a)", "") == r"my\ run:1=\(a\)"
-    assert escaped("my run", "'") == "my run"
+    assert escaped("my run:1=(a)") == r"my\ run:1=\(a\)"
 
 
 def test_candidates_for_bash_leave_out_what_readline_keeps(terminal):
@@ -235,3 +234,34 @@ print([name for name in ("torch", "hydra", "omegaconf", "pydantic", "yaml", "ric
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
     assert any(seconds() < 0.3 for _ in range(3))  # 0.1 to 0.2 on a busy machine; Hydra alone takes 0.3, torch 1.5
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x1b[2J", "\u202egnp", "caf\udce9", "\u2028"])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_name_that_would_be_several_answers_or_control_the_terminal_is_not_offered(shell, name, capsys):
+    for each_name in (name, "plain"):
+        made_run("run").paths.root.rename(f"outputs/{each_name}")
+        Path(f"outputs/{each_name}/run.json").write_text("{}")
+    line = (
+        ("mptrain report outputs/", BREAKS)
+        if shell == "bash"
+        else ("report", *(["--"] * (shell == "fish")), "outputs/")
+    )
+    assert query([shell, *line], COMMANDS) == 0
+    assert {answer.split("\t")[0].rstrip("/") for answer in capsys.readouterr().out.splitlines()} == {"outputs/plain"}
+
+
+def test_a_folder_called_like_a_home_is_not_offered_as_one():
+    Path("~root").mkdir()
+    Path("x").mkdir()
+    assert [one for one in offered("report ") if "/" in one] == ["x/"]
+
+
+def test_a_description_is_one_line_without_control_characters(capsys):
+    Path("mine/model").mkdir(parents=True)
+    Path("mine/model/evil.yaml").write_text(
+        "# x\x1b[2Jy\u202ez\n_target_: mptrain.workloads.classification.models.perceptron.mlp\n"
+    )
+    assert query(["zsh", "--config-dir", "mine", "model=ev"], COMMANDS) == 0
+    ((text, about),) = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert (text, about.isprintable()) == ("model=evil", True)

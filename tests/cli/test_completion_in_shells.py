@@ -113,3 +113,37 @@ def test_a_real_shell_completes(shell):
     shell.wait("fp16_noscale")
     shell.wait("fp16_pure")
     shell.wait("fp16_dynamic")
+
+
+#: Names of runs that are code in some place of a command line, and those that are only unusual.
+HOSTILE = ("`touch PWN`", "$(touch PWN)", "a'$(touch PWN)'", 'b"$(touch PWN)"', "'`touch PWN`'", "x;touch PWN", "x|touch PWN", "x&touch PWN",
+           "$((1))${HOME}", "a\ntouch PWN", "a\n$(touch PWN)", "a\tb`touch PWN`", "!!", "back\\slash`touch PWN`", "<(touch PWN)", "~root", "--help",
+           "\x1b[2J`touch PWN`", "\u202egnp`touch PWN`", "a{b,c}", "*", "caf\udce9", "it's", "two words", "q'\"", "$'\\x60touch PWN'")  # fmt: skip
+
+
+def test_no_name_is_run_in_an_open_quote_or_outside(shell, tmp_path):
+    for number, name in enumerate(HOSTILE):
+        folder = tmp_path / f"t{number}" / "outputs"
+        run = create_run(folder, "label", "run").paths.root
+        (run / "run.json").write_text("{}")
+        run.rename(folder / name)
+        for quote in ("", '"', "'"):
+            shell.seen = ""
+            shell.type(f"cd {folder.parent}; echo NEX''T\n")
+            shell.wait(r"NEXT\s+(> )?$")
+            time.sleep(0.05)  # until the shell reads keys one by one
+            shell.seen = ""
+            shell.type(f"mptrain report {quote}outputs/\tZ")
+            shell.wait(r"report .*Z$")  # the letter is shown when the completion has ended
+            open_still = not re.search(rf"outputs/.*{quote or 'never'} ?Z$", shell.plain())
+            shell.type(f"\x7f{quote if open_still else ''}\n")
+            found = shell.wait(r"ARGS<\[report\]\[(.*?)\]>(?=\n|$)")[1]
+            typed = shell.seen
+            whole = [f"outputs/{name}", f"outputs/{name}/"]
+            if any(not letter.isprintable() for letter in name):
+                assert found == "outputs/", typed
+            elif shell.name == "bash":
+                assert found in (["outputs/"] if quote and set(name) & set("'\"`$\\!") else whole), typed
+            else:
+                assert found in ["outputs/", *whole], typed
+            assert not [*tmp_path.rglob("PWN")], (name, quote)

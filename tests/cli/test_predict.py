@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from PIL import Image
 from small_runs import TINY, command, environment, run_in_process
 
 from mptrain.cli import predict
+from mptrain.numerics.words import elided
+from mptrain.system.errors import StorageError
 from mptrain.workloads.images.datasets.digits import digits_path, read_digits
 
 
@@ -56,6 +59,60 @@ def test_an_unusable_file_is_named_and_the_exit_code_says_so(trained, tmp_path):
     assert first == {"input": str(tmp_path / "bad.png"), "error": "it is no picture of a known format"}
     assert second["class"] == second["top"][0][0]
     assert sum(share for _, share in second["top"]) == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.timeout(120)
+def test_what_is_no_file_is_named_and_the_others_are_answered(trained, tmp_path):
+    (tmp_path / "in").mkdir()
+    os.mkfifo(tmp_path / "in/a.png")
+    (tmp_path / "in/b.png").symlink_to("/dev/zero")
+    (tmp_path / "in/c.png").mkdir()
+    (tmp_path / "in/d.png").write_bytes((trained / "digits/even/0.png").read_bytes())
+    done = run_in_process("predict", "a", str(tmp_path / "in"), cwd=trained)
+    assert (done.returncode, len(done.stdout.splitlines())) == (6, 1)
+    assert "in/a.png: it is a named pipe, not a file" in done.stderr
+    assert "in/b.png: it is a device, not a file" in done.stderr
+    assert "2 inputs of 3 cannot be used" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["~nobody-here/x.png", "x" * 5000, "x" * 300 + ".png", "loop.png", "loop.png/x.png"])
+def test_a_name_that_no_file_can_have_is_an_unusable_input(name, trained, monkeypatch):
+    if not (trained / "loop.png").is_symlink():
+        (trained / "loop.png").symlink_to("loop.png")
+    done = run_in_process("predict", "a", "digits/even/0.png", name, cwd=trained)
+    assert (done.returncode, len(done.stdout.splitlines())) == (6, 1)
+    assert f"warning: {elided(name, 200)}: " in done.stderr
+    done = run_in_process("predict", "a", name, cwd=trained)
+    assert (done.returncode, done.stdout) == (6, "")
+    assert "error: there is no " in done.stderr
+
+
+def test_standard_input_may_be_closed(trained, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    done = run_in_process("predict", "a", "-", cwd=trained)
+    sys.stdin.close()
+    assert (done.returncode, "standard input names no file" in done.stderr) == (6, True)
+
+
+def test_answers_below_the_inputs_go_on_after_a_failure_and_are_no_inputs(trained, tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        Image.new("L", (8, 8)).save(tmp_path / "in" / f"{number}.png")
+    words = ("predict", "a", str(tmp_path / "in"), "--output", str(tmp_path / "in/out"))
+    left = [2]
+
+    def fails(path, *given, **options):
+        if not left[0]:
+            raise StorageError("the disk is full", "")
+        left[0] -= 1
+        return write_atomically(path, *given, **options)
+
+    write_atomically = predict.write_atomically
+    monkeypatch.setattr(predict, "write_atomically", fails)
+    assert run_in_process(*words, cwd=trained).returncode == 6
+    left[0] = 10
+    assert run_in_process(*words, cwd=trained).returncode == 0
+    assert sorted(path.name for path in (tmp_path / "in/out").iterdir()) == ["0.png", "1.png", "2.png"]
 
 
 def test_a_file_that_is_missing_among_others_is_an_unusable_input(trained):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 
 import pytest
@@ -65,6 +66,16 @@ def test_nothing_is_removed_without_a_yes(folder):
     assert there(folder) == before
 
 
+@pytest.mark.parametrize("name", ["x\nremoved good", "\x1b[2J", "\u202egnp"])
+def test_the_name_of_a_removed_run_is_one_line(folder, name):
+    (folder / "outputs/bad").rename(folder / "outputs" / name)
+    done = asked(folder, "--prune", "--yes")
+    told = [line for line in done.stdout.splitlines() if line.startswith("removed")]
+    assert (len(told), "removed good" in told) == (2, False)
+    assert all(letter.isprintable() or letter == "\n" for letter in done.stdout)
+    assert "good" in there(folder)
+
+
 def test_failed_and_killed_runs_are_removed_and_a_running_one_stays(folder):
     done = asked(folder, "--prune", "--yes")
     assert done.returncode == 0
@@ -87,7 +98,9 @@ def test_a_run_that_cannot_be_removed_is_named_and_the_others_are_removed(folder
     with hold_lock(folder / "outputs/sweep.lock"):
         done = asked(folder, "--prune", "--yes")
     assert done.returncode == 6
-    assert done.stderr.count("belongs to a sweep that process") == 2
+    named = re.findall(r"^error: outputs/(\w+) belongs to a sweep that process", done.stderr, re.M)
+    assert set(named) == {"dead", "bad"}
+    assert done.stderr.count("hint: wait until it has ended") == 2
     assert {"bad", "dead", "good", "live"} < set(there(folder))
 
 

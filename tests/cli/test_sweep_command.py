@@ -65,7 +65,7 @@ def test_jobs_print_lines_and_failed_ones_are_reported_with_their_logs(sweeping)
         assert re.search(f"^{row}$", table, re.MULTILINE)
     lines = [line for line in sweeping.out.splitlines() if line.startswith("job=")]
     assert lines[0] == "job=1/3 run=000-seed=0 status=running"
-    assert re.fullmatch(r"job=1/3 run=000-seed=0 status=done exit=0 seconds=\d+\.\d top1=0.0000", lines[1])
+    assert re.fullmatch(r"job=1/3 run=000-seed=0 status=done exit=0 seconds=\d+\.\d test_top1=0.0000", lines[1])
     assert re.fullmatch(
         r'job=2/3 run=001-seed=1 status=failed exit=4 seconds=\d+\.\d reason="only overflows"', lines[3]
     )

@@ -35,7 +35,10 @@ def test_every_batch_is_checked_and_shown_and_the_table_at_the_end_has_them_all(
     monkeypatch.setattr("mptrain.cli.sweeper_search.summary_of", lambda run: summary)
     asking.batches = ([["seed=0"]], [["seed=9"], ["precision=fp32"]])
     assert searching(*WORDS, "seed=0,9", "--jobs", "2") == 0, searching.err
-    assert searching.out.count("the sweeper receives top1 unchanged: configure it to maximize this metric\n") == 1
+    assert (
+        searching.out.count("the sweeper receives top1 (test) unchanged: configure it to maximize this metric\n") == 1
+    )
+    assert searching.err.count("there is no validation data: the sweeper chooses by test data") == 1
     assert re.findall(r"^(?:\d/\d points valid|sweep=.*)$", searching.out, re.MULTILINE) == [
         "1/1 points valid", "sweep=outputs/mine", "2/2 points valid",
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from comparison.fake_runs import SOME_RECORDS, arm, epoch, failed, measures, som
 
 from mptrain.comparison.arms import group_into_arms
 from mptrain.comparison.compare_arms import compare
+from mptrain.comparison.logs.verdict import LoggedArm
 from mptrain.comparison.results import Arm
 from mptrain.comparison.run_measures import measure
 from mptrain.system.errors import UsageError
@@ -200,3 +201,25 @@ def test_ratios_of_two_runs_have_no_interval_and_no_speed_is_below_0(arms):
     [throughput] = [one.throughput for one in found.arms if one.arm.name == second.name]
     assert throughput.low == 0
     assert throughput.high > throughput.mean
+
+
+def test_untrained_arms_are_not_equivalent_and_the_headline_says_so(arms):
+    untrained = {"losses": (2.3, 2.3)}
+    found = compare([each(one, **untrained) for one in arms(full=[0.95] * 3, amp=[0.95] * 3)]).arms[1]
+    assert (found.word, found.verdict.word) == ("neither has learned",) * 2
+    assert "untrained arms agree" in found.why
+
+
+def test_a_comparison_prints_as_a_table_and_its_arms_are_like_those_of_logs(arms):
+    found = compare(arms())
+    head, *rows = repr(found).splitlines()
+    assert head.split()[:4] == ["arm", "runs", "top1", "(test)"]
+    assert [row.split()[0] for row in rows] == ["fp32", "amp_dynamic"]
+    assert len(repr(found)) < 400
+    arm, logged = found.arms[1], LoggedArm("amp", (), None, None, math.nan, None, math.nan, math.nan, "undecided", "")
+    for name in ("name", "runs", "mean", "difference", "word", "why"):
+        assert hasattr(arm, name)
+        assert hasattr(logged, name)
+    assert (arm.name, arm.runs, arm.mean, arm.word, arm.why) == (
+        arm.arm.name, arm.arm.runs, arm.metric, arm.verdict.word, arm.verdict.why,
+    )  # fmt: skip

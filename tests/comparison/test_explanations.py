@@ -47,8 +47,10 @@ PATH = {"first": 65536.0, "min": 1.0, "max": 65536.0, "last": 1.0}
         ({"speed": SLOW, "together": 3}, "up to 3 runs ran on the machine at the same time"),
         ({"speed": SLOW}, "not faster: the records show no cause; support of the device: fine"),
         ({"speed": SLOW, "facts": {}, "data_wait": math.nan}, "not faster: the records show no cause"),
-        ({"memory": BIG, "mode": "fp16_static"}, "FP32 master weights (4.0 kB for 1,000 parameters)"),
-        ({"memory": BIG}, "under autocast, weights, gradients and optimizer state stay FP32 (4.0 kB"),
+        ({"memory": BIG, "mode": "fp16_static", "facts": facts(parameters=10**8)}, "FP32 master weights (400.0 MB for 100,000,000"),
+        ({"memory": BIG, "facts": facts(parameters=10**8)}, "under autocast, weights, gradients and optimizer state stay FP32 (400.0 MB"),
+        ({"memory": BIG, "facts": facts(upcast=True, support="no FP16 here")}, "not smaller: no FP16 here: the FP32 copies of their operands"),
+        ({"memory": BIG, "memory_before": 0}, "not smaller: the records show no cause"),
         ({"scale": PATH}, "the loss scale ended at its minimum of 1 in 2 of 2 runs"),
         ({"skipped": 3, "skip_rate": 0.01, "overflows": {"calibrating": 3}}, "1 % of the updates were skipped, all of them during calibration"),
         ({"skipped": 3, "skip_rate": 0.01, "overflows": {"calibrating": 1, "unexpected": 2}}, "1 % of the updates were skipped (2 calibrating, 4 unexpected)"),
@@ -71,6 +73,8 @@ def test_what_the_records_show_is_named(evidence, words):
         ({"speed": SLOW, "device": CUDA, "keys": CONTIGUOUS, "facts": facts(convolutions=False)}, "channels_last"),
         ({"speed": FAST, "memory": SMALL, "facts": facts(upcast=True), "data_wait": 0.9}, ""),
         ({"facts": facts(upcast=True), "data_wait": 0.9}, ""),  # its speed is unknown
+        ({"memory": BIG, "mode": "fp16_static"}, "master weights"),  # of 1,000 parameters are not the gigabyte
+        ({"memory": BIG, "facts": facts(parameters=10**8)}, "FP32 copies"),
         ({"speed": SLOW, "memory": BIG, "mode": "fp32", "data_wait": 0.9}, ""),  # nobody expects these to be faster
         ({"speed": SLOW, "memory": BIG, "data_wait": 0.9, "reference": arm("fp16_static", [0.9])}, ""),
         ({"scale": {**PATH, "last": 2.0}}, ""),

@@ -7,7 +7,15 @@ import math
 import pytest
 from comparison.fake_runs import epoch, measures, step, write_run
 
-from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings, learning_curve, value_at
+from mptrain.comparison.learning_curve import (
+    align,
+    align_reference,
+    convergence_warnings,
+    learning_curve,
+    losses_at_ends,
+    neither_learned,
+    value_at,
+)
 from mptrain.comparison.results import Arm, CurvePoint
 
 
@@ -120,12 +128,41 @@ def test_the_mean_move_between_the_last_two_validations_counts():
     assert convergence_warnings(arm((0.1, 0.5, 0.53), (0.2, 0.6, 0.55)), "top1", 0.05) == []
 
 
+UNTRAINED, TRAINED = {"losses": (2.3, 2.29)}, {"losses": (2.3, 0.4)}
+
+
 @pytest.mark.parametrize(
-    ("courses", "percent"), [([(2.0, 1.99, 1.98), (2.0, 2.0, 1.9)], 3), ([(2.0, 2.5)], 0), ([(2.0, 1.0)], None)]
+    ("one", "other", "said"),
+    [
+        (UNTRAINED, UNTRAINED, "the training loss of no run fell by 5 %"),
+        ({"losses": (2.3, 40.0)}, UNTRAINED, "the training loss of no run fell"),
+        (TRAINED, UNTRAINED, ""),
+        (UNTRAINED, {"losses": (math.nan, math.nan)}, ""),
+        ({"losses": (-2.3, -2.3)}, UNTRAINED, ""),
+        ({**TRAINED, "metrics": {"top1": 0.0}}, {**UNTRAINED, "metrics": {"top1": 0.0}}, "top1 is 0 in every run"),
+        ({**TRAINED, "metrics": {"top1": 0.0}}, {**TRAINED, "metrics": {"top1": 0.1}}, ""),
+    ],
 )
-def test_of_one_validation_the_training_loss_tells(courses, percent):
-    found = convergence_warnings(arm(*courses, name="train_loss"), "top1", 0.03)
-    assert [f"fell by only {percent} %" in note for note in found] == ([] if percent is None else [True])
+def test_neither_has_learned_where_the_loss_did_not_fall_or_the_metric_is_zero(one, other, said):
+    runs = [[measures(seed, **changes) for seed in range(2)] for changes in (one, other)]
+    assert neither_learned(*runs, "top1", 0.01, higher_is_better=True).startswith(said)
+    assert bool(neither_learned(*runs, "top1", 0.01, higher_is_better=True)) == bool(said)
+
+
+def test_what_validations_gain_is_learning_too():
+    gains, stays = arm((0.1, 0.5), (0.1, 0.1), **UNTRAINED).runs, arm((0.1, 0.105), (0.1, 0.1), **UNTRAINED).runs
+    assert not neither_learned(gains, stays, "top1", 0.01, higher_is_better=True)
+    assert neither_learned(stays, stays, "top1", 0.01, higher_is_better=True)
+
+
+def test_the_losses_at_the_ends_are_those_of_one_learner(tmp_path):
+    falling = [step(at, at, loss=2.0 if at <= 10 else 1.0) for at in range(1, 31)]
+    place = write_run(tmp_path, "a", records=[*falling, epoch(1, 15, 15, top1=0.1), epoch(2, 30, 30, top1=0.2)])
+    assert losses_at_ends(place, ()) == (2.0, 0.5)
+    windows = (CurvePoint(10, 10, 10, {"train_loss": 2.0}), CurvePoint(30, 30, 30, {"train_loss": 1.0}))
+    assert losses_at_ends(place, windows) == (2.0, 1.0)
+    both = write_run(tmp_path, "b", records=[step(1, 1, learner=name) for name in ("generator", "discriminator")])
+    assert math.isnan(losses_at_ends(both, ())[0])
 
 
 @pytest.mark.parametrize("values", [(), (2.0,), (2.0, math.nan)])

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from small_runs import TINY
 
 from mptrain.cli.main import main
@@ -96,8 +97,24 @@ def test_ordinary_yaml_is_read(text):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("a: &y 1\nb: *x\n", "undefined alias"), ('a: "x\\ud800"\n', r"\\ud800 is half of a character")],
+    [("a: &y 1\nb: *x\n", "undefined alias"), ('a: "x\\ud800"\n', r"\\ud800 is half of a character|invalid Unicode")],
 )
 def test_an_alias_without_an_anchor_and_half_of_a_character_are_refused(text, said):
     with pytest.raises(ConfigError, match=said):
         read_yaml(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "null", "[1, 2]", "a: 1e-3", "a: 1E5\nb: +1.e5\nc: -1_0e2\nd: 1e\ne: 12e-08", "a: 2024-01-02", "1.5: 3"),
+        *("a: {1: 2}", "a: 1_000.5\nb: .5\nc: 1.", "a: +.inf\nb: .nan", "a: 0x1F\nb: 017\nc: yes\nd: ~", "a: ???"),
+    ],
+)
+def test_yaml_has_the_values_that_omegaconf_reads(text):
+    assert repr(read_yaml(text)) == repr(OmegaConf.to_container(OmegaConf.create(text), resolve=False))
+
+
+def test_a_key_that_stands_twice_is_refused():
+    with pytest.raises(ConfigError, match="line 2: found duplicate key a"):
+        read_yaml("x:\n  a: 1\n  a: 2\n")

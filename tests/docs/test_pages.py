@@ -27,6 +27,28 @@ BLOCKS = [block for name in PAGES for block in blocks(name)]
 SHOWN = next(block for block in BLOCKS if block.startswith("$ mptrain model=cnn precision=fp16_dynamic train.epochs=3"))
 
 
+NUMBERS = dict(
+    enumerate(
+        [
+            "three",
+            "four",
+            "five",
+            "six",
+            "seven",
+            "eight",
+            "nine",
+            "ten",
+            "eleven",
+            "twelve",
+            "thirteen",
+            "fourteen",
+            "fifteen",
+        ],
+        3,
+    )
+)
+
+
 def shape(text):
     """Lines without what differs from run to run and from machine to machine: numbers, names, the device."""
     lines = []
@@ -83,6 +105,10 @@ def test_every_recipe_is_in_the_table_and_has_a_page():
     folders = sorted(path.parent for path in location.recipes().glob("*/recipe.yaml"))
     rows = sorted(re.findall(r"^\| \[`(\w+)`\]\(../recipes/", PAGES["docs/recipes.md"], re.MULTILINE))
     assert rows == [folder.name for folder in folders], "the table of docs/recipes.md has a row for each recipe"
+    published = [folder for folder in folders if read_recipe(folder / "recipe.yaml").source.startswith("Micikevicius")]
+    claims, questions = NUMBERS[len(published)], NUMBERS[len(folders) - len(published)]
+    said = f"{claims.capitalize()} published claims, and\n{questions} questions around them, are [recipes]"
+    assert said in PAGES["README.md"], "README.md: as many as there are recipes"
     for folder in folders:
         page = (folder / "README.md").read_text()
         for part in ("**Claim.**", "**Source.**", "**Cost.**", "cannot show"):

@@ -17,7 +17,7 @@ from mptrain.engine.fingerprints import (
     digest_of_weights,
     sample_digests,
 )
-from mptrain.engine.summary import unaligned_share
+from mptrain.precision.alignment import unaligned_in_words, unaligned_share
 from mptrain.workloads.base.batch import Batch
 
 
@@ -102,6 +102,9 @@ def test_dimensions_that_tensor_cores_do_not_take_are_counted_by_their_elements(
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 10), nn.BatchNorm1d(10))
     assert unaligned_share(model) == pytest.approx(160 / (128 + 160))
     assert unaligned_share(nn.BatchNorm1d(3)) == 0
+    assert "56 % of the weights" in unaligned_in_words(model)
+    assert "1.weight (10x16)" in unaligned_in_words(model)
+    assert unaligned_in_words(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(64, 64))) == ""  # colours are few
 
 
 def test_a_run_says_how_it_began(tmp_path):

@@ -6,8 +6,10 @@ import copy
 import itertools
 import random
 import warnings
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_runs import TINY
@@ -20,6 +22,7 @@ from mptrain.build.refusals import require_still_shared, sharing_memory
 from mptrain.config.compose import compose
 from mptrain.engine.buffer_guard import Thawed
 from mptrain.engine.loop import Loop
+from mptrain.engine.private_state import PrivateState
 from mptrain.engine.rehearsal import rehearse, rounded_numbers
 from mptrain.engine.run_storage import NoStorage
 from mptrain.engine.snapshot import take_snapshot
@@ -165,6 +168,78 @@ class Helped(Net):
         return self.head(hidden)
 
 
+class Asks:
+    def __get__(self, instance, owner):
+        return instance.body  # fails where a class is asked
+
+
+class Hooks(Net):
+    """Hooks itself in its first pass, has a descriptor that needs an instance, and a metaclass that sets nothing."""
+
+    asks = Asks()
+
+    def __init__(self):
+        super().__init__()
+        self.ready = False
+
+    def forward(self, images):
+        if not self.ready:
+            self.body.register_forward_hook(lambda module, given, result: 2 * result)
+            self.ready = True
+        data = images.data  # no global name
+        return super().forward(data)
+
+
+class Frozen(type):
+    def __setattr__(cls, name, value):
+        raise TypeError(f"{cls.__name__} is frozen")
+
+    @property
+    def sizes(cls):
+        return []
+
+
+class WithFrozen(Hooks, metaclass=Frozen):
+    sizes = [1]
+
+
+class Around(Net):
+    """Counts in the closure of a hook, in a global name, in a global list, in its class, and behind a decorator."""
+
+    seen = 0
+
+    def __init__(self):
+        super().__init__()
+        count = 0
+
+        def hook(module, given, result):
+            nonlocal count
+            count += module.training
+            return result / (1 + count)
+
+        self.body.register_forward_hook(hook)
+
+    @torch.enable_grad()
+    def forward(self, images):
+        if self.training:
+            global CALLS
+            CALLS += 1
+            HISTORY.append(CALLS)
+            Around.seen += 1
+        return super().forward(images) / (1 + helped_by_a_function() + Around.seen)
+
+
+CALLS, HISTORY = 0, []
+
+
+def helped_by_a_function():
+    DEEPER["times"] = DEEPER.get("times", 0) + 1
+    return len(HISTORY) + DEEPER["times"]
+
+
+DEEPER = {}
+
+
 def new_loop(make, monkeypatch, *words):
     monkeypatch.setattr(mptrain.build.model, "build_model", lambda *_: make())
     return Loop(*mptrain.build.parts.build(compose((*WORDS, *PLAIN, *words))), NoStorage(RunPaths(Path("unused"))))
@@ -250,6 +325,7 @@ def test_a_resumed_run_is_the_undisturbed_run(make, monkeypatch):
     [
         (Queue, {"_queue"}),
         (Helped, {"meter.count", "meter.log", "meter.sums", "meter.draws", "tables.a[0]", "_draws", "_late"}),
+        (Around, {"count in Around.__init__", "CALLS", "HISTORY", "Around.seen", "DEEPER"}),
     ],
 )
 def test_state_outside_of_buffers_is_named(make, names, monkeypatch):
@@ -258,6 +334,79 @@ def test_state_outside_of_buffers_is_named(make, names, monkeypatch):
     [doubt] = rehearse(loop.parts, first_batches(loop)[0]).doubts
     assert "outside of buffers: no checkpoint holds this, and a skipped step does not restore it" in doubt
     assert sum(name in doubt for name in names) == min(len(names), 3)
+    assert (CALLS, HISTORY, Around.seen, DEEPER) == (0, [], 0, {})
+
+
+class Cached(Net):
+    """Has a layer of torch that keeps things for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(16, 16)
+
+    def forward(self, images):
+        hidden, _ = self.lstm(self.features(images))
+        self.lstm._flat_weight_refs = [*self.lstm._flat_weight_refs, None]
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("make", [Hooks, WithFrozen])
+def test_hooks_of_a_first_pass_and_classes_that_are_unlike_others_are_as_before(make, monkeypatch):
+    loop = new_loop(make, monkeypatch, "precision=fp32")
+    model = loop.parts.model
+    model.train()
+    [doubt] = rehearse(loop.parts, first_batches(loop)[0]).doubts
+    assert "ready" in doubt
+    assert "sizes" not in doubt
+    assert (model.ready, len(model.body._forward_hooks)) == (False, 0)
+
+
+def test_containers_of_others_are_put_back_past_their_own_methods():
+    class Closed(dict):
+        def update(self, *_):
+            raise TypeError("closed")
+
+    closed, gone = Closed(a=1), weakref.proxy(Meter())
+    net = Net()
+    net.closed, net.words = closed, np.array(["x", None], dtype=object)
+    net.unit, net.holder = torch.zeros(2, device="meta"), [gone]
+    kept = PrivateState({"": net}, [])
+    dict.update(closed, a=2, b=3)
+    net.words = None
+    assert {"closed.a"} <= set(kept.put_back())
+    assert closed == {"a": 1}
+    assert net.words is not None
+
+
+class Registry(Net):
+    """Holds more objects than are looked at, and counts its passes in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.samples = [[] for _ in range(5000)]
+        self.tables = [{"rows": [[]]} for _ in range(5000)]
+        self.passes = 0
+
+    def forward(self, images):
+        self.passes += 1
+        return super().forward(images)
+
+
+def test_more_objects_than_are_looked_at_are_said_and_the_nearest_are_seen(monkeypatch):
+    loop = new_loop(Registry, monkeypatch, "precision=fp32")
+    loop.parts.model.train()
+    changed, beyond = rehearse(loop.parts, first_batches(loop)[0]).doubts
+    assert "passes" in changed
+    assert "beyond tables[" in beyond
+    assert loop.parts.model.passes == 0
+
+
+def test_what_layers_of_torch_keep_is_no_state_of_the_network(monkeypatch):
+    loop = new_loop(Cached, monkeypatch, "precision=fp32")
+    loop.parts.model.train()
+    before = [*loop.parts.model.lstm._flat_weight_refs]
+    assert not rehearse(loop.parts, first_batches(loop)[0]).doubts
+    assert loop.parts.model.lstm._flat_weight_refs == before
 
 
 class Scale(nn.Module):
@@ -444,6 +593,50 @@ def test_hooks_that_clamp_scaled_gradients_are_named(monkeypatch):
         assert [doubt.startswith("gradients of head.weight do not grow with the loss scale") for doubt in doubts] == (
             [True] * said
         ), mode
+
+
+class ClampedWithin(Net):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        if how == "module":
+            self.head.register_full_backward_hook(lambda module, inward, outward: tuple(one * 0 + 1 for one in inward))
+
+    def forward(self, images):
+        hidden = self.features(images)
+        if self.how == "activation" and hidden.requires_grad:
+            hidden.register_hook(lambda grad: grad.clamp(-1e-6, 1e-6))
+        if self.how == "noted" and hidden.requires_grad:
+            hidden.register_hook(lambda grad: None)
+        return self.head(hidden)
+
+
+def test_hooks_of_modules_and_activations_that_clamp_are_named(monkeypatch):
+    for how, said in (("module", True), ("activation", True), ("noted", False)):
+        loop = new_loop(lambda how=how: ClampedWithin(how), monkeypatch, "precision=fp16_dynamic")
+        loop.parts.model.train()
+        doubts = rehearse(loop.parts, first_batches(loop)[0]).doubts
+        assert [doubt.startswith("gradients of body.weight") for doubt in doubts] == [True] * said, how
+    assert torch.Tensor.register_hook.__module__ == "torch._tensor"
+
+
+class Extra(Net):
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+def test_extra_states_are_saved_or_refused_before_a_step(monkeypatch):
+    loop, _ = trained(lambda: Extra({"a": [b"\xff\x00", 3]}), monkeypatch, "precision=amp_dynamic", resumed=True)
+    assert loop.parts.model.state == {"a": [b"\xff\x00", 3]}
+    with pytest.raises(ConfigError, match=r"the model.get_extra_state\(\)\['a'\] is a bytearray; only plain"):
+        trained(lambda: Extra({"a": bytearray(3)}), monkeypatch, "precision=fp32")
 
 
 def test_whole_numbers_that_a_cast_changes_are_named():

@@ -17,6 +17,7 @@ from mptrain.inspection.doctor_ranges import (
     scales_of,
 )
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
+from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Operation
 from mptrain.system.records import ExponentCounts
 
@@ -113,8 +114,8 @@ def test_an_error_at_every_scale_names_the_module_nearest_to_the_loss():
     odd = evidence(wrong, *more, breaks=("odd",), keep_backward=("odd",), keep_fp32=("norms",))
     found = findings(odd)
     assert kinds(found) == [("error", ("odd",))]
-    words, other = proposals(found, odd)
-    assert (words, other) == ("precision.keep_fp32=[norms,odd]", "precision=bf16")
+    words, *others = proposals(found, odd)
+    assert (words, others) == ("precision.keep_fp32=[norms,odd]", ["precision=bf16", "precision=amp_dynamic"])
     assert with_words(found, words)[0].hint.endswith("or set precision.keep_fp32=[norms,odd]")
     assert with_words(found, None) == found
 
@@ -260,6 +261,12 @@ def test_where_fp32_is_not_finite_nothing_is_said_of_scales():
     found = ScalingEvidence("float16", fp32_finite=False, breaks_fp32=[broken("odd", "div", "backward", "NaN", 3.0)])
     assert kinds(findings(found)) == [("fp32", ("odd",))]
     assert why_no_range(found, findings(found))
+
+
+@pytest.mark.parametrize(("operator", "minor"), [("nll_loss", False), ("mse_loss", False), ("logsumexp", True)])
+def test_a_right_loss_in_half_precision_is_a_fault_where_its_gradient_shrinks_with_training(operator, minor):
+    (found,) = findings(evidence(HEALTHY, narrow=[(LOSS, operator)]))
+    assert (found.kind, found.minor) == ("narrow", minor)
 
 
 MASK, SOFTMAX = {"constants": [("attention", "masked_fill", -1e9, "infinite")]}, {"narrow": [("attention", "softmax")]}

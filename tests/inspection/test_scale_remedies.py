@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from histograms_by_hand import counted
 from small_runs import TINY
 
 from mptrain.build.parts import build
 from mptrain.cli.main import main
 from mptrain.config.compose import compose, reload
 from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
-from mptrain.inspection.scale_remedies import _highest_finite
+from mptrain.inspection.scale_remedies import _highest_finite, higher_scale
+from mptrain.system.errors import ConfigError
 
 HIGH = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216")
 
@@ -86,7 +90,7 @@ def test_one_step_does_not_advise_a_scale_above_the_ceiling_of_the_scaler():
 @pytest.mark.long
 def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = (*FAINT, "precision=fp16_noscale", "train.max_steps=2")
+    words = (*FAINT, "scaler.init_scale=1", "train.max_steps=2")
     assert main([*words, "run.name=run"]) == 0
     quiet = diagnose_run("run", step=2).found.remedies[0]
     assert quiet.helped
@@ -97,6 +101,59 @@ def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(
     remedy = diagnose_run("run", step=2).found.remedies[0]
     assert (remedy.words, remedy.helped) == ((), None)
     assert remedy.outcome.startswith("not advised: the run overflowed at 2^10; mptrain recommend")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("precision=fp16_noscale",),
+        ("precision=fp16_static", "scaler.scale=8"),
+        ("precision=amp_static", "scaler.scale=1"),
+    ],
+)
+def test_in_place_of_a_constant_scale_comes_one_that_follows_the_gradients(words):
+    """What one step of a network that has not learned shows is no scale for one that does."""
+    config, remedy = first_remedy(*FAINT, *words)
+    assert (remedy.words, remedy.helped) == (("scaler=dynamic",), True)
+    assert remedy.outcome.startswith("correct on this batch at 2^16")
+    assert begins_at(config, remedy.words) == 2**16
+
+
+def a_case(gradient, scaler="dynamic"):
+    """A case whose FP16 gradients at each scale are those of ``gradient``, which has zeros alone below some scale."""
+    from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler
+
+    kinds = {"static": StaticScaler(scale=1.0), "none": NoScaler(), "dynamic": DynamicScaler(init_scale=1.0)}
+
+    def at_scale(scale):
+        values = (torch.tensor(gradient, dtype=torch.float64) * scale).half()
+        operation = SimpleNamespace(outputs=(counted(values.tolist(), "float16"),))
+        finite = bool(values.isfinite().all())
+        seen = SimpleNamespace(
+            loss_scale=scale, finite=finite, of=lambda _: [operation], learner="main", calls={}, operations=[]
+        )
+        config = SimpleNamespace(learners={"main": {}}, train=SimpleNamespace(max_consecutive_overflows=20))
+        parts = SimpleNamespace(learners=[1], device="cpu")
+        return SimpleNamespace(
+            seen=seen, is_sound=finite, learner=SimpleNamespace(scaler=kinds[scaler]), at_scale=at_scale, config=config,
+            parts=parts, ceiling=math.inf, cause=SimpleNamespace(what="wrong"),
+            with_overrides=lambda *_: (_ for _ in ()).throw(ConfigError("no dynamic scaler")),
+        )  # fmt: skip
+
+    return at_scale(1.0)
+
+
+def test_a_scale_at_which_all_gradients_are_zero_is_no_remedy():
+    remedy = higher_scale(a_case([2.0**-80] * 4), 1.0, 2.0**20, counted([2.0**-80]))
+    assert (remedy.helped, remedy.outcome) == (False, "all gradients are zero")
+
+
+@pytest.mark.parametrize("scaler", ["static", "none"])
+def test_a_constant_scale_from_one_step_is_not_said_to_help(scaler):
+    remedy = higher_scale(a_case([2.0**-20] * 4, scaler), 1.0, 2.0**20, counted([2.0**-20]))
+    assert remedy.helped is None
+    assert remedy.outcome.startswith("not shown to train: finite on this batch")
 
 
 @pytest.mark.parametrize("scaler", ["static", "dynamic", "none", "fairseq", "smooth"])

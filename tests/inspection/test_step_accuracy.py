@@ -21,11 +21,14 @@ def accuracy(outputs=None, error=0.0, *, form=FLOAT16, expected=0.0, fp32=0.0, s
     [
         (FLOAT16, 2.0**-7, 0.0, False),
         (FLOAT16, 1.01 * 2.0**-7, 0.0, True),
-        (FLOAT16, 0.99, 0.5, False),
-        (FLOAT16, 1.01, 0.5, True),
+        (FLOAT16, 0.99 * 2.0**-3, 2.0**-4, False),
+        (FLOAT16, 1.01 * 2.0**-3, 1.0, True),  # whatever rounding explains, a result is wrong then
+        (FLOAT16, 1.01 * 2.0**-5, 2.0**-6, True),
         (FLOAT16, 1.0, math.inf, True),
         (BFLOAT16, 2.0**-4, 0.0, False),
         (BFLOAT16, 1.01 * 2.0**-4, 0.0, True),
+        (BFLOAT16, 0.99 * 2.0**-2, 2.0**-3, False),
+        (BFLOAT16, 1.01 * 2.0**-2, 1.0, True),
         (FLOAT16, math.inf, 0.0, True),
         (FLOAT16, math.nan, 0.0, True),
     ],

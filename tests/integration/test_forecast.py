@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import parts_of
+from small_runs import Kept, loop_of, parts_of
 
 from mptrain.engine.step import train_step
 from mptrain.numerics.exponents import merged, zero_share
 from mptrain.numerics.forecast import GradientHistory
 from mptrain.probe.histograms import HistogramWatch
+from mptrain.system.records import HistogramRecord
 
 pytestmark = pytest.mark.workload
 
@@ -48,3 +49,29 @@ def test_overflows_begin_at_the_scale_that_fp32_foretold(foretold):
     for exponent in (overflowing[0] - 1, overflowing[0]):
         record = first_step("precision=fp16_static", f"scaler.scale={2**exponent}")
         assert record.overflow == (exponent in overflowing)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (("precision=fp32",), True),
+        (("precision=fp16_dynamic",), True),
+        (("precision=fp16_noscale",), False),
+        (("precision=amp_static", "scaler.scale=1"), False),
+        (("precision=fp16_static", "scaler.scale=8"), False),
+    ],
+)
+def test_a_network_whose_gradients_vanish_in_fp16_bounds_no_scale(tmp_path, words, seen):
+    kept = Kept()
+    few = ("dataset.train_samples=64", "train.batch_size=16", "train.max_steps=3", "checkpoint.every_epochs=null")
+    looks = ("diagnostics=histograms", "diagnostics.every=1")
+    loop_of(tmp_path, "model=plain16", "precision.cpu_kernels=upcast", *few, *looks, *words, kept=kept).run()
+    history = GradientHistory()
+    for record in kept.of(HistogramRecord):
+        history.add(record)
+    found = history.forecast()
+    assert (found.unseen == ()) == seen
+    assert (found.lowest is not None) == (found.highest is not None) == seen
+    if not seen:
+        assert found.unseen[0].all_zero >= 2

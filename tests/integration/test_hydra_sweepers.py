@@ -115,3 +115,17 @@ def test_without_a_sweeper_nothing_of_this_is_imported(folder):
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(**path_of(folder)), check=False)
     assert process.returncode == 0
+
+
+def test_a_sweeper_searches_with_an_option_of_the_users_own(folder):
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / "conf" / "model" / "mine.yaml").write_text("_target_: my_nets.small\n")
+    (folder / "my_nets.py").write_text(
+        "from torch import nn\n\n\ndef small(*, num_classes, in_channels, image_size):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))\n"
+    )
+    allow = ("--config-dir", "conf", "extensions.allow=[my_nets]")
+    words = [*SEARCH, *allow, "model=mine", "optimizer.lr=0.001,0.02", "--objective", "top_one"]
+    done = run_command(*[word for word in words if word != "model=mlp"], cwd=folder, **path_of(folder))
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert "No point has top_one on validation data; recorded: " in done.stdout

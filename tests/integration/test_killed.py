@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -224,3 +226,57 @@ def test_two_writers_of_one_run_are_refused(tmp_path):
     process.wait()
     assert second.returncode == 6
     assert f"pid {process.pid}" in second.stderr.replace("process ", "pid ")
+
+
+#: Commands that train nothing, or nothing yet; each runs for seconds, most of them imports.
+COMMANDS = {
+    "export": ("export", "outputs/a", "--output", "net.pt"),
+    "together": ("report", "outputs/a", "outputs/b", "--together"),
+    "logs": ("compare", "--logs", "a=log?.csv", "b=log?.csv", "--metric", "loss", "--margin", "1"),
+    "sweep": ("-m", *words_for("fp32"), "seed=0,1", "train.epochs=400"),
+    "runs": ("runs",),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("seconds", [0.3, 0.8, 1.6])
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_signal_ends_every_command_with_its_code_and_a_line(tmp_path, kind, seconds):
+    for name in ("a", "b"):
+        done = run_in_process(*words_for("fp32"), "train.max_steps=2", f"run.name={name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        lines = (f"{step},{step % 7}\n" for step in range(100))
+        (tmp_path / f"log{name}.csv").write_text("step,loss\n" + "".join(lines))
+    process = start(*COMMANDS[kind], cwd=tmp_path)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGTERM)
+    found, output = finish(process, tmp_path)
+    assert found in (0, 75), output  # 0: it had ended
+    assert "Traceback" not in output
+    if found == 75:
+        assert "SIGTERM" in output
+        assert not (tmp_path / "net.pt").exists()
+        assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 3.5, 5.0])
+def test_a_closed_terminal_ends_a_sweep_without_a_traceback(tmp_path, seconds):
+    line = command("-m", *words_for("fp32"), "seed=0,1", "train.epochs=4000")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup these tests would start programs that ignore it
+    try:
+        with (tmp_path / "output.txt").open("w") as output:
+            process = subprocess.Popen(
+                line, cwd=tmp_path, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGHUP)  # as a terminal does, to all processes in front
+    try:
+        found, output = finish(process, tmp_path)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert found == 75, output
+    assert "Error" not in output

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import mptrain
+from mptrain.integrations.run_files import rank_files
 from mptrain.integrations.watch import WatchingCallback
 from mptrain.runlog import read_run
 from mptrain.system.errors import UsageError
@@ -92,6 +93,32 @@ def test_a_guard_that_leaves_out_an_update_is_on_record_with_the_names(to_none, 
     assert len([*run.steps()]) == 6
     assert run.summary["learners"]["main"]["left_out"] == 2
     assert [one["event"] for one in run.events()].count("abandoned") == 2
+
+
+def test_masters_by_hand_are_said_to_hide_passes_and_losses_of_several_are_unknown(tmp_path):
+    def loop(model, seen, watched):
+        model.half()
+        masters = [nn.Parameter(one.detach().float()) for one in model.parameters()]
+        own = torch.optim.SGD(masters, 0.1)
+        with watching(seen, watched, model, own):
+            for step in range(1, 7):
+                model.zero_grad()
+                loss = nn.functional.cross_entropy(model(torch.randn(16, 6).half()).float(), torch.randint(3, (16,)))
+                (loss * (math.inf if step == 3 else 128)).backward()
+                for master, one in zip(masters, model.parameters(), strict=True):
+                    master.grad = one.grad.float() / 128
+                if math.isfinite(nn.utils.clip_grad_norm_(masters, 1.0)):
+                    own.step()
+                with torch.no_grad():
+                    for master, one in zip(masters, model.parameters(), strict=True):
+                        one.copy_(master)
+
+    with pytest.warns(UserWarning, match="master weights by hand: gradients are looked at when it steps, after clip"):
+        seen, _ = both(loop, dir=tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert [math.isnan(step.loss) for step in run.steps()] == [False, False, True, False, False]
+    assert "not looked at: the optimizer has none of the model's parameters" in run.state.reason
+    assert not of_kind(seen, "abandoned")
 
 
 def test_passes_that_the_loop_abandons_on_purpose_are_counted(tmp_path):
@@ -414,23 +441,148 @@ def test_parameters_that_are_frozen_at_first_are_looked_at_from_their_first_grad
     assert all(math.isfinite(one.loss) for one in steps)
 
 
-def test_a_hook_of_ours_that_fails_ends_the_watch_and_not_the_training(tmp_path, monkeypatch):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_watch_that_fails_records_no_more_and_the_training_goes_on(scaled, tmp_path, monkeypatch):
     model = model_of()
     own = torch.optim.SGD(model.parameters(), 0.1)
-    with mptrain.watch(model, own, every=0, dir=tmp_path / "run") as watch:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scaled)
+    with mptrain.watch(model, own, scaler, every=0, dir=tmp_path / "run") as watch:
         for step in range(6):
             if step == 3:
                 monkeypatch.setattr(watch.learners[0].passes, "look", lambda: 1 / 0)
                 expected = pytest.warns(UserWarning, match="has stopped, and training goes on: ZeroDivisionError")
             with expected if step == 3 else contextlib.nullcontext():
                 own.zero_grad()
+                scaler.scale(loss_of(model)).backward()
+                scaler.step(own)
+                scaler.update()
+            watch.step(0.5)
+    run = read_run(tmp_path / "run")
+    assert [one.step for one in run.steps()] == [1, 2, 3]
+    what = "steps after 3: ZeroDivisionError: division by zero"
+    assert run.state.reason == f"not looked at: {what}"
+    assert [one["what"] for one in run.events() if one["event"] == "not_looked_at"] == [what]
+    assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
+    assert "not everything looked at" in " ".join(report_of(tmp_path / "run").split())
+
+
+def report_of(folder):
+    from mptrain.report.run_page import run_page
+    from mptrain.runlog.run_paths import RunPaths
+
+    return run_page(RunPaths(folder)).lead
+
+
+def test_records_that_fail_are_said_to_be_lost_where_the_loop_ends(tmp_path, monkeypatch):
+    model = model_of()
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    watch = mptrain.watch(model, own, every=0, dir=tmp_path / "run")
+    own.zero_grad()
+    loss_of(model).backward()
+    own.step()
+    monkeypatch.setattr(watch.learners[0].updates._log, "digest", lambda *_: 1 / 0)
+    with pytest.warns(UserWarning, match="lost are the last records: ZeroDivisionError"):
+        watch.close()
+    assert read_run(tmp_path / "run").state.reason.startswith("not looked at: the last records: ZeroDivisionError")
+
+
+def test_histograms_that_fail_are_no_silence(tmp_path, monkeypatch):
+    monkeypatch.setattr("mptrain.probe.histograms.count_exponents", lambda *_: 1 / 0)
+    model = model_of()
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    said = pytest.warns(UserWarning, match="leaves the histograms of an update out")
+    with said, mptrain.watch(model, own, every=1, dir=tmp_path / "run"):
+        for _ in range(3):
+            own.zero_grad()
+            loss_of(model).backward()
+            own.step()
+    reason = "not looked at: histograms of an update: ZeroDivisionError: division by zero"
+    assert read_run(tmp_path / "run").state.reason == reason
+
+
+def test_a_pass_that_reaches_another_part_tells_gradients_set_to_zero_from_others(tmp_path):
+    def loop(model, seen, watched):
+        other = nn.Linear(6, 3)
+        other.load_state_dict({"weight": torch.ones(3, 6), "bias": torch.zeros(3)})
+        own = torch.optim.SGD([*model.parameters(), *other.parameters()], 0.01)
+        with watching(seen, watched, nn.ModuleList([model, other]), own):
+            for step in range(4):
+                given = torch.randn(16, 6)
+                (model(given).sum() * (math.nan if step == 1 else 1)).backward() if step < 2 else None
+                if step == 1:
+                    own.zero_grad(set_to_none=False)
+                    continue
+                other(given).square().mean().backward()
+                own.step()
+                own.zero_grad(set_to_none=False)
+
+    seen, _ = both(loop, dir=tmp_path / "run")
+    assert [one.fields["overflow"] for one in of_kind(seen, "abandoned")] == [True]
+    assert not any(one.overflow for one in read_run(tmp_path / "run").steps())
+
+
+def test_a_closure_that_is_called_often_has_the_loss_before_the_update(tmp_path):
+    def loop(model, seen, watched):
+        own, told = torch.optim.LBFGS(model.parameters(), 0.5, max_iter=4), []
+
+        with watching(seen, watched, model, own):
+            for _ in range(4):
+                given, labels = torch.randn(16, 6), torch.randint(3, (16,))
+
+                def closure(given=given, labels=labels):
+                    own.zero_grad()
+                    loss = nn.functional.cross_entropy(model(given), labels)
+                    loss.backward()
+                    return loss
+
+                told.append(own.step(closure).item())
+        return told
+
+    seen, told = both(loop, dir=tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert [one.loss for one in run.steps()] == pytest.approx(told, rel=1e-6)
+    assert not of_kind(seen, "abandoned")
+    assert "left_out" not in run.summary["learners"]["main"]
+
+
+def test_what_another_rank_has_not_looked_at_is_in_the_report(tmp_path):
+    def loop(model, seen, watched):
+        own = torch.optim.SGD(model.parameters(), 0.1)
+        with watching(seen, watched, model, own):
+            for _ in range(3):
+                own.zero_grad()
                 loss_of(model).backward()
                 own.step()
-    run = read_run(tmp_path / "run")
-    assert len([*run.steps()]) == 3
-    assert "ZeroDivisionError" in next(one["what"] for one in run.events() if one["event"] == "not_looked_at")
-    assert run.state.reason.startswith("not looked at: steps after 3")
-    assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
+
+    both(loop, dir=tmp_path / "run")
+    assert report_of(tmp_path / "run").endswith("3 updates in 3 steps, none skipped.")
+    files = rank_files(tmp_path / "run", 1, sharded=False)
+    files.take(EventRecord("not_looked_at", 2, {"learner": "main", "what": "steps after 2", "rank": 1}))
+    files.close()
+    assert [one["rank"] for one in read_run(tmp_path / "run").events() if one["event"] == "not_looked_at"] == [1]
+    assert report_of(tmp_path / "run").endswith("none of these skipped, not everything looked at.")
+
+
+def test_losses_that_are_not_finite_are_in_the_loss_that_comparisons_judge(tmp_path):
+    model = model_of()
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(model, own, every=0, dir=tmp_path / "run"):
+        for step in range(9):
+            own.zero_grad()
+            (loss_of(model) * (math.nan if step == 7 else 1)).backward()
+            own.step()
+    assert math.isnan(read_run(tmp_path / "run").summary["metric"])
+
+
+def test_an_overflow_stays_on_record_if_the_optimizer_is_given_parameters_before_its_step(tmp_path):
+    model, more = model_of(), nn.Linear(2, 2)
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(nn.ModuleList([model, more]), own, every=0, dir=tmp_path / "run"):
+        (loss_of(model) * math.inf).backward()
+        own.add_param_group({"params": [*more.parameters()]})
+        own.step()
+    (overflow,) = [one for one in read_run(tmp_path / "run").events() if one["event"] == "overflow"]
+    assert {name for name, _ in overflow["tensors"]} == {f"0.{name}" for name, _ in model.named_parameters()}
 
 
 def test_a_watch_that_nobody_closes_ends_with_its_loop(tmp_path):

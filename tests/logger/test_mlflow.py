@@ -1,5 +1,7 @@
 """What MLflow is asked for, in how many requests; and, where it is installed, what it then knows."""
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import math
 import sys
@@ -12,6 +14,7 @@ from small_runs import Kept
 from mptrain.logger import MLflow, TrackerProcess
 from mptrain.logger import mlflow as module
 from mptrain.logger.base import TrackedRun
+from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord, StepRecord
 
 REAL = importlib.util.find_spec("mlflow") is not None and importlib.util.find_spec("sqlalchemy") is not None
@@ -97,6 +100,27 @@ def server(monkeypatch):
     fake.entities = types.SimpleNamespace(Metric=Entity, Param=Entity)
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     return found
+
+
+@pytest.mark.parametrize(
+    ("version", "place", "refused"),
+    [
+        *(("3.17.0", place, True) for place in ("mlruns", "./a/mlruns/", "/data/mlruns", "file:///data/mlruns")),
+        *(
+            ("3.17.0", place, False)
+            for place in ("sqlite:///m.db", "http://h:5000", "databricks", "mysql+x://u@h", None)
+        ),
+        ("3.12.1", "mlruns", False),
+    ],
+)
+def test_a_folder_is_refused_where_mlflow_refuses_it(monkeypatch, version, place, refused):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match="is a folder") if refused else contextlib.nullcontext():
+        MLflow(tracking_uri=place).require()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    MLflow(tracking_uri=place).require()
 
 
 def test_values_are_sent_together(tmp_path, server, monkeypatch):

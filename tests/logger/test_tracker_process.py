@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 
 import pytest
-from own_trackers import Own, Short
+from own_trackers import Loud, Own, Short
 from small_runs import Kept
 
 from mptrain.logger import tracker_process
@@ -138,6 +138,21 @@ def test_a_slow_tracker_gets_what_the_pipe_does_not_hold(tmp_path):
     sink.close()
     assert [line.get("step") for line in lines(tmp_path)] == [*range(1, 20_001), None]
     assert messages(heard) == []
+
+
+@pytest.mark.parametrize("way", ["print", "write", "child", "thread", "orphan"])
+def test_what_a_tracker_prints_is_kept_up_to_a_bound_and_every_record_arrives(tmp_path, way):
+    sink, heard = opened(tmp_path, Loud, way=way, close_seconds=60.0)
+    for number in range(1, 1001):
+        sink.take(step(number))
+    sink.close()
+    assert [line.get("step") for line in lines(tmp_path)] == [*range(1, 1001), None]
+    assert messages(heard) == []
+    log = tmp_path / "logger.log"
+    assert log.stat().st_size <= tracker_process.MOST_PRINTED + 100
+    if way != "orphan":
+        assert log.stat().st_size > tracker_process.MOST_PRINTED
+        assert log.read_bytes().endswith(b"[more output is left out]\n")
 
 
 def test_signals_to_the_process_group_do_not_reach_the_tracker(tmp_path):

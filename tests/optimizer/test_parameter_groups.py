@@ -264,7 +264,7 @@ def test_frozen_weights_are_saved_as_they_were_before_they_were_rounded(precisio
 def test_the_header_tells_of_groups_and_of_what_is_trained(tmp_path):
     words = (*SMALL, "train.max_steps=1", "model.freeze=['0.*']", GROUPS, "optimizer.weight_decay=0.1")
     printed = run_in_process(*words, cwd=tmp_path).stdout
-    assert "  groups     3 learning rates, x0.1 to x2 of the schedule's; weight decays 0, 0.1, 0.3\n" in printed
+    assert "  groups      3 learning rates, x0.1 to x2 of the schedule's; weight decays 0, 0.1, 0.3\n" in printed
     assert " parameters, 458 trainable\n" in printed
     assert "  groups " not in run_in_process(*TINY, "train.max_steps=1", cwd=tmp_path).stdout
     assert describe_options([(0.5, 0.0)]) == "learning rate x0.5; weight decay 0"

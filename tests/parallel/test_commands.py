@@ -312,6 +312,22 @@ def test_torchrun_begins_again_where_the_last_checkpoint_is(tmp_path, undisturbe
     assert (run / "steps.jsonl").read_bytes() == (undisturbed / "steps.jsonl").read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_a_rank_that_dies_under_torchrun_is_told_in_one_line(tmp_path, victim):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = [*torchrun, "-m", "mptrain", *WORDS, "run.name=r"]
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    wait_for_steps(tmp_path / "outputs/r", 60)
+    for pid in children_of(process.pid):
+        if f"\0RANK={victim}\0" in Path(f"/proc/{pid}/environ").read_text():
+            os.kill(pid, signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    ours = [line for line in said.splitlines() if line.startswith(("error:", "stopped:"))]
+    assert len(ours) == 1, said
+    assert "hint: " in said
+
+
 STATIC = (
     "model=mlp",
     "precision=fp16_static",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ from mptrain.parallel.launch import reap
 from mptrain.parallel.rank_errors import RankFailed, describe_ended_rank, error_for_other_ranks, is_rank_loss
 from mptrain.runlog.checkpoint_shards import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.system.errors import CheckpointError, DataError, StorageError
+from mptrain.system.errors import CheckpointError, ConfigError, DataError, StorageError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader, fetch_part
@@ -88,10 +91,20 @@ def test_what_ranks_have_gathered_is_put_in_the_order_of_one():
         assert torch.equal(whole._on_host()["loss"], alone._on_host()["loss"])
 
 
-def turns_of(ranks, batches, heard=None, late=False):
+def strategy_and_guard(ranks, gathered, sizes):
+    buffers = {name: torch.full((size,), ranks.rank) for name, size in sizes.items()}
+    strategy = SimpleNamespace(
+        comm=ranks,
+        gathered=gathered,
+        broadcast_buffers=lambda tensors: [one.copy_(ranks.broadcast_object(one)) for one in tensors],
+    )
+    return strategy, SimpleNamespace(lasting_reshaped=buffers, agree=lambda: None)
+
+
+def turns_of(ranks, batches, heard=None, late=False, gathered=None, sizes=None):
     interrupts = SignalListener()
     interrupts.received = heard
-    turns = DistributedBatchSync(interrupts, lambda: late, ranks)
+    turns = DistributedBatchSync(interrupts, lambda: late, *strategy_and_guard(ranks, gathered or [], sizes or {}))
     return turns, turns.next(iter(batches))
 
 
@@ -113,6 +126,37 @@ def test_a_signal_to_one_rank_is_heard_by_all(heard, expected):
     found = each_rank(2, lambda ranks: turns_of(ranks, [a_batch(1)], None if ranks.is_rank_zero else heard)[0].asked)
     assert found[0] == expected
     assert found[1] == heard
+
+
+def test_ranks_that_gather_weights_of_other_modules_are_refused():
+    def turn(ranks, names, same):
+        gathered = [*names] if same or ranks.rank != 1 else [*names[:-1], "experts.1", *names[:1]]
+        with contextlib.nullcontext() if same else pytest.raises(ConfigError) as caught:
+            turns_of(ranks, [a_batch(1)], gathered=gathered)
+        assert not same or gathered == []
+        return "" if same else str(caught.value)
+
+    for names in ([], ["a"], ["", "a", "experts.0"]):
+        assert each_rank(3, functools.partial(turn, names=names, same=True)) == [""] * 3
+        told = f"rank 0 ran {names[-1] if names else 'no other module'} where rank 1 ran experts.1, and each"
+        assert all(told in said for said in each_rank(3, functools.partial(turn, names=names, same=False)))
+
+
+def test_buffers_that_grow_are_those_of_rank_0_or_are_refused():
+    def turn(ranks, own):
+        turns, _ = turns_of(ranks, [a_batch(1)], sizes={"bank": own(ranks.rank), "cache": 3})
+        return [one.tolist() for one in turns._guard.lasting_reshaped.values()]
+
+    assert each_rank(3, lambda ranks: turn(ranks, lambda rank: 2)) == [[[0, 0], [0, 0, 0]]] * 3
+
+    def refused(ranks):
+        with pytest.raises(
+            ConfigError, match="the buffer bank was given another size or dtype on rank 1 than on rank 0"
+        ):
+            turn(ranks, lambda rank: 2 + rank)
+        return True
+
+    assert all(each_rank(3, refused))
 
 
 def test_the_clock_of_the_first_rank_counts():

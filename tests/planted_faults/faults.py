@@ -83,7 +83,7 @@ FAULTS = (
           'policy.compute == "bfloat16" and capability < (8, 0)',
           'policy.compute == "bfloat16" and capability < (7, 0)'),
     Fault(21, "precision/check.py", "FP32 products pass the check as soon as a norm is kept in FP32",
-          "if dtype == compute or (dtype in _WIDE and not modules.get(module, False)):",
+          "if dtype == compute or (dtype in _WIDE and (widened or not modules.get(module, False))):",
           "if dtype == compute or dtype in _WIDE:"),
     # Loss scalers.
     Fault(22, "scaler/dynamic.py", "the scale grows after N + 1 clean steps, with hysteresis",
@@ -191,8 +191,8 @@ FAULTS = (
     Fault(67, "comparison/statistics.py", "the interval of an equivalence test has another level than the test",
           "mean_interval(differences, 1 - 2 * alpha, rounding)", "mean_interval(differences, 1 - alpha, rounding)"),
     Fault(68, "comparison/verdict.py", "the threshold of equivalence is reversed",
-          "inside = equivalence is not None and equivalence.holds",
-          "inside = equivalence is not None and not equivalence.holds"),
+          "evidence.equivalence is not None and evidence.equivalence.holds",
+          "evidence.equivalence is not None and not evidence.equivalence.holds"),
     Fault(69, "comparison/ranking.py", "settings whose intervals are apart count as within noise",
           "both and self.low <= other.high and other.low <= self.high", "both and self.low <= other.high"),
     Fault(70, "comparison/fairness.py", "data that differ in some epochs only count as the same",
@@ -221,7 +221,7 @@ FAULTS = (
     Fault(79, "cli/messages.py", "errors in the configuration have no hints",
           '_say("hint", problem.hint)', "pass", ("cli/test_bad_input.py",)),
     Fault(80, "cli/messages.py", "secrets reach the terminal",
-          "text = masked(text)", "text = str(text)", ("security/test_secrets.py",)),
+          "text = mask(text)", "text = str(text)", ("security/test_secrets.py",)),
     Fault(81, "system/errors.py", "a run that its numerics ended exits as a bug",
           "exit_code = EXIT_NUMERICS", "exit_code = EXIT_BUG", ("integration/test_giving_up.py",)),
     # The configuration.

@@ -86,18 +86,60 @@ def test_a_product_of_whole_numbers_is_not_counted():
     assert not census.products
 
 
-class CastsInside(nn.Module):
-    """A model that computes one of its products in FP32 behind the policy's back."""
+class Promotes(nn.Module):
+    """A model that computes one of its products in FP32 without a word: FP32 tensors of its own promote the others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.front = nn.Linear(8, 8)
-        self.back = nn.Linear(8, 5)
 
     def forward(self, given):
         hidden = self.front(given)
         with torch.autocast("cpu", enabled=False):
+            return (hidden + torch.zeros(8)) @ torch.ones(8, 5)
+
+
+class Casts(nn.Module):
+    """A model that asks by name for FP32 in one of its products, as routers do."""
+
+    def __init__(self, given=torch.Tensor.float) -> None:
+        super().__init__()
+        self.front = nn.Linear(8, 8)
+        self.back = nn.Linear(8, 5)
+        self.given = given
+
+    def forward(self, given):
+        hidden = self.given(self.front(given))
+        with torch.autocast("cpu", enabled=False):
             return F.linear(hidden.float(), self.back.weight.float(), self.back.bias.float())
+
+
+@each("name", [name for name in NAMES if mode(name).half])
+@each("cast", ["float", "relu of it", "view of it"])
+def test_a_product_of_tensors_that_the_code_casts_to_fp32_itself_is_accepted(name, cast):
+    given = {"float": torch.Tensor.float, "relu of it": lambda one: one.to(torch.float32).relu()}
+    policy = mode(name, keep_fp32=[])
+    model = Casts(given.get(cast, lambda one: one.type(torch.float32).t().contiguous().t()))
+    kept, census = one_step(policy, model, torch.randn(4, 8))
+    assert {one.dtype for one in census.product_calls} == {torch.float32, getattr(torch, policy.compute)}
+    check_step(policy, model, kept, census)
+
+
+@each("name", ["amp_dynamic", "amp_bf16"])
+def test_fp32_that_nobody_asked_for_is_caught_where_autocast_is_off(name):
+    class Off(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.front, self.back = nn.Linear(8, 8), nn.Linear(8, 5)
+
+        def forward(self, given):
+            with torch.autocast("cpu", enabled=False):
+                beside = self.back(given)
+            return beside + self.front(given)[:, :5]
+
+    policy, model = mode(name, keep_fp32=[]), Off()
+    with pytest.raises(EnvironmentRefused, match=r"products were torch\.float32 in back"):
+        check_step(policy, model, *one_step(policy, model, torch.randn(4, 8)))
 
 
 def _line_of(function, words):
@@ -107,24 +149,24 @@ def _line_of(function, words):
 
 @each("name", [name for name in NAMES if mode(name).half])
 @each("kernels", ["native", "upcast"])
-def test_a_model_that_casts_to_float_inside_is_caught_with_operator_and_dtype(name, kernels):
-    policy, model = mode(name, cpu_kernels=kernels, keep_fp32=[]), CastsInside()
+def test_a_model_that_promotes_to_float_inside_is_caught_with_operator_and_dtype(name, kernels):
+    policy, model = mode(name, cpu_kernels=kernels, keep_fp32=[]), Promotes()
     kept, census = one_step(policy, model, torch.randn(4, 8))
     with pytest.raises(EnvironmentRefused) as refusal:
         check_step(policy, model, kept, census)
     assert f"precision={name} means parameters" in str(refusal.value)
-    place = f"in CastsInside (test_check.py:{_line_of(CastsInside.forward, 'F.linear')})"
-    assert f"1 addmm products were torch.float32 {place}" in str(refusal.value)
+    place = f"in Promotes (test_check.py:{_line_of(Promotes.forward, 'torch.ones')})"
+    assert f"2 mm products were torch.float32 {place}" in str(refusal.value)
     assert "move these products into a module of their own" in refusal.value.hint
     assert "precision.keep_fp32" in refusal.value.hint
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
 def test_a_norm_that_is_kept_in_fp32_excuses_no_product(name):
-    policy, model = mode(name, keep_fp32=["norms"]), nn.Sequential(CastsInside(), nn.LayerNorm(5))
+    policy, model = mode(name, keep_fp32=["norms"]), nn.Sequential(Promotes(), nn.LayerNorm(5))
     kept, census = one_step(policy, model, torch.randn(4, 8))
     assert kept.keys() == {"1"}
-    with pytest.raises(EnvironmentRefused, match=r"1 addmm products were torch\.float32"):
+    with pytest.raises(EnvironmentRefused, match=r"2 mm products were torch\.float32"):
         check_step(policy, model, kept, census)
 
 
@@ -166,12 +208,12 @@ def test_products_that_autocast_leaves_alone_on_a_cpu_break_no_promise(name):
 
 
 @each("name", [name for name in NAMES if mode(name).half])
-def test_the_module_that_casts_is_named_and_training_accepts_it_as_advised(name):
+def test_the_module_that_promotes_is_named_and_training_accepts_it_as_advised(name):
     def model():
-        return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), CastsInside())
+        return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), Promotes())
 
     policy = mode(name, keep_fp32=[])
-    with pytest.raises(EnvironmentRefused, match=r"1 addmm products were torch\.float32 in 2 \(") as refusal:
+    with pytest.raises(EnvironmentRefused, match=r"2 mm products were torch\.float32 in 2 \(") as refusal:
         check_step(policy, (refused := model()), *one_step(policy, refused))
     assert refusal.value.hint.startswith("add 2 to precision.keep_fp32")
     policy = mode(name, keep_fp32=["2"])

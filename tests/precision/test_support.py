@@ -15,8 +15,8 @@ FP16 = {"amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscal
 @each(
     ("capability", "able"),
     [
-        ((6, 0), {"fp32"}),
-        ((6, 1), {"fp32"}),
+        ((6, 0), {"fp32"} | FP16),
+        ((6, 1), {"fp32"} | FP16),
         ((7, 0), {"fp32"} | FP16),
         ((7, 5), {"fp32"} | FP16),
         ((8, 0), set(NAMES)),
@@ -34,13 +34,36 @@ def test_what_each_generation_of_devices_can_do(capability, able):
         assert support.ok or cuda_support(mode(advised), capability).ok
 
 
+def test_fp16_without_tensor_cores_is_said_to_save_memory_alone(monkeypatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr("mptrain.precision.support.built_for", lambda: ())
+    for capability, name, there in (
+        ((6, 1), "NVIDIA GeForce GTX 1080 Ti", False),
+        ((7, 0), "Tesla V100-SXM2-16GB", True),
+        ((7, 5), "Tesla T4", True),
+        ((7, 5), "Quadro RTX 5000", True),
+        ((7, 5), "NVIDIA GeForce GTX 1660 SUPER", False),
+        ((7, 5), "NVIDIA GeForce MX450", False),
+        ((7, 5), "NVIDIA T600 Laptop GPU", False),
+        ((8, 9), "NVIDIA L4", True),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, level=capability: level)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        support = require_support(mode("fp16_dynamic"), device)
+        assert support.ok
+        assert (support.advice == "") == there, name
+        assert ("saves memory" in support.advice) != there
+        assert require_support(mode("fp32"), device).advice == ""
+
+
 def test_bf16_on_a_turing_card_is_refused_with_what_to_do(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     device = torch.device("cuda", 0)
     with pytest.raises(EnvironmentRefused) as refusal:
         require_support(mode("bf16"), device)
     assert str(refusal.value) == (
-        "precision=bf16 on cuda:0: compute capability 7.5 has no BF16 arithmetic (requires 8.0 or later)"
+        "precision=bf16 on cuda:0: compute capability 7.5 has no BF16 arithmetic (requires 8.0 or later: A100, A10, RTX "
+        "30xx, L4, H100 and later)"
     )
     assert refusal.value.hint == "use precision=amp_dynamic, or set precision.force=true to run anyway"
     assert refusal.value.exit_code == 3

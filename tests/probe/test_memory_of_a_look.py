@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,15 +27,15 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, known):
         super().__init__()
         self.now = self.most = 0
-        self._ids = {one.untyped_storage().data_ptr() for one in known}
+        self._ids = {one.untyped_storage()._cdata for one in known}
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         result = function(*arguments, **(named or {}))
         for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor) and one.device.type == "cpu":
+            if isinstance(one, torch.Tensor) and (one.device.type == "cpu" or isinstance(one, FakeTensor)):
                 storage = one.untyped_storage()
-                if storage.data_ptr() not in self._ids:
-                    self._take(storage.data_ptr(), storage.nbytes(), one)
+                if storage._cdata not in self._ids:
+                    self._take(storage._cdata, storage.nbytes(), one)
         return result
 
     def _take(self, place, size, tensor):
@@ -86,6 +88,26 @@ def test_a_look_needs_a_few_megabytes_or_the_largest_weight(dtype, layout):
     assert {name: total(counts) for name, counts in record.tensors["weights"].items()} == {
         name: one.numel() for name, (one, _) in tensors.items()
     }
+
+
+@pytest.mark.long
+def test_a_look_at_100_million_parameters_on_a_device_needs_less_than_their_embedding(monkeypatch):
+    monkeypatch.setattr(
+        "mptrain.probe.histograms.is_countable", lambda tensor: True
+    )  # fakes have operators of their own
+    shapes = [(50304, 768), *[(768, 768)] * 40, *[(768, 3072)] * 17, (768,)]
+    with FakeTensorMode():
+        make = functools.partial(torch.empty, dtype=torch.bfloat16, device="cuda")
+        tensors = {f"w{at}": (make(shape), make(shape)) for at, shape in enumerate(shapes)}
+        one = torch.ones(1, device="cuda")
+        verdict = judge(torch.ones(len(shapes), device="cuda").double(), one, skip_on_overflow=False)
+        look = UpdateHistograms("main", 1, {}, set())
+        with LiveBytes([one for pair in tensors.values() for one in pair]) as live:
+            look.backward_ended(tensors, verdict)
+            look.update_ended(tensors, one, verdict.skip, moves=True)
+    assert look.failure == ""
+    assert sum(one.numel() for one, _ in tensors.values()) > 100e6
+    assert 8e6 < live.most < 24e6 < tensors["w0"][0].nbytes
 
 
 def test_shares_of_a_sample_are_those_of_all():
@@ -161,12 +183,12 @@ def test_a_look_without_memory_is_given_up_and_training_goes_on(where, monkeypat
     look = UpdateHistograms("main", 1, {"": model}, {id(one) for one in model.parameters()})
     calls = {"forward": 1, "backward": 3, "judged": 5, "updated": 13, "read": 99}[where]
 
-    def count(tensor):
+    def count(tensor, *found):
         nonlocal calls
         calls -= 1
         if not calls:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
-        return count_exponents(tensor)
+        return count_exponents(tensor, *found)
 
     monkeypatch.setattr("mptrain.probe.histograms.count_exponents", count)
     if where == "read":

@@ -153,7 +153,6 @@ def test_interpolations_in_a_recipe_are_not_evaluated(recipe_of, monkeypatch):
         ("- a\n- b\n", "not a mapping"),
         ("title: [x\n", "is not YAML"),
         ("title: a\ntitle: b\n", "title"),
-        ("title: ${oops\n", "oops"),
         ("title: a\xff", "UTF-8"),
     ],
 )

@@ -6,7 +6,8 @@ from html import escape
 import pytest
 from report.folders import interval, make_comparison, make_sweep
 
-from mptrain.comparison.results import write_comparisons
+from mptrain.comparison.results import Objection, write_comparisons
+from mptrain.report.comparison_blocks import objections_list
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.report_files import page_of
 from mptrain.runlog.sweeps import SweepPaths
@@ -110,8 +111,34 @@ def test_groups_have_a_table_and_figures_each(tmp_path):
     assert len(names) == len(set(names)) == 10
     assert {"g1-differences", "g2-loss-scales"} <= set(names)
     titles = [section.title for section in page.sections if section.blocks]
-    assert titles[:4] == ["mlp: comparison", "cnn: comparison", "mlp: details", "cnn: details"]
+    assert titles[:5] == ["All groups", "mlp: comparison", "cnn: comparison", "mlp: details", "cnn: details"]
+    over_all = page.sections[[section.title for section in page.sections].index("All groups")].blocks[0]
+    assert over_all.head == (
+        "group",
+        "fp32",
+        "amp_dynamic",
+        "Δ amp_dynamic",
+        "verdict",
+        "fp16_noscale",
+        "Δ fp16_noscale",
+        "verdict",
+    )
+    assert [row[0].text for row in over_all.rows] == ["mlp, top1", "cnn, top1"]
+    assert [cell.text for cell in over_all.rows[1][4:8:3]] == ["equivalent", "worse"]
     assert page.lead.startswith("mlp: top1 on test data, against fp32: amp_dynamic equivalent, fp16_noscale worse.")
+
+
+def test_memory_by_use_stands_beside_the_reference(tmp_path):
+    comparison = make_comparison(tmp_path, arms=("fp32", "half"), seeds=2)
+    assert "activations" not in html(write(tmp_path, comparison))  # recorded by no run
+    uses = ({"weights": 4000, "activations": 8000}, {"weights": 2000, "master_weights": 4000, "activations": 4000})
+    arms = [
+        replace(one, arm=replace(one.arm, runs=tuple(replace(run, memory_by_use=use) for run in one.arm.runs)))
+        for one, use in zip(comparison.arms, uses, strict=True)
+    ]
+    text = markdown_page(write(tmp_path, replace(comparison, arms=tuple(arms))), "figures")
+    assert "| arm | weights | activations | master weights | together | of fp32 |" in text
+    assert "| half | 2.0 kB | 4.0 kB | 4.0 kB | 10.0 kB | 0.83\xd7 |" in text
 
 
 def test_the_forest_is_drawn_for_what_is_near_the_margin(tmp_path, drawn):
@@ -173,5 +200,34 @@ def test_a_recipe_without_runs_has_its_verdict(tmp_path):
     verdict = {"schema": 2, "verdict": "REPRODUCED", "words": ["device=cpu"], "expectations": [met]}
     page = page_of(recipe(tmp_path, verdict, smoke=False))
     assert page.lead == "1 of 1 expectation met."
-    assert (page.status.text, page.status.tone) == ("REPRODUCED", "good")
+    assert (page.status.text, page.status.tone) == ("REPRODUCED with device=cpu", "good")
     assert "mptrain reproduce two_cliffs device=cpu" in markdown_page(page, "figures")
+
+
+def test_a_hint_of_several_caveats_is_said_once(tmp_path):
+    hint, other = "see the values at equal updates", "train it"
+    objections = [
+        *(Objection(f"{arm} ran for 9 steps", False, hint) for arm in ("a", "b", "c")),
+        *(Objection("d lacks seed 3", False, other), Objection("a differs from d", True, hint)),
+    ]
+    found = objections_list(replace(make_comparison(tmp_path), objections=tuple(objections)))
+    assert found.items == (
+        f"Caveat: a ran for 9 steps; b ran for 9 steps; c ran for 9 steps. To fix it: {hint}.",
+        f"Caveat: d lacks seed 3. To fix it: {other}.",
+        f"Not comparable: a differs from d. To fix it: {hint}.",
+    )
+
+
+def test_the_title_names_the_model_and_the_data_that_all_runs_share(tmp_path):
+    comparison = make_comparison(tmp_path)
+
+    def titled(data):
+        arms = []
+        for result in comparison.arms:
+            runs = [replace(run, chosen={"model": "cnn", "dataset": data[run.seed % 2]}) for run in result.arm.runs]
+            arms.append(replace(result, arm=replace(result.arm, runs=tuple(runs))))
+        write_comparisons(SweepPaths(tmp_path).comparison, {"": replace(comparison, arms=tuple(arms))})
+        return page_of(tmp_path).title
+
+    assert titled(("digits", "digits")).endswith(": cnn on digits")
+    assert titled(("digits", "shapes")).endswith(": cnn")

@@ -53,10 +53,20 @@ def test_gradients_are_drawn_twice_where_they_carry_a_scale(tmp_path, drawn):
     assert Part(make_run(tmp_path / "without", steps=5)).blocks == ()
 
 
+def test_zeros_and_what_is_below_the_smallest_number_are_said(tmp_path, drawn):
+    values = [0.0] * 5 + [2.0**-28, 2.0**-27, 1.5 * 2.0**-25, 2.0**-24, 1.0]
+    path = make_looked_at(tmp_path / "run", [look(1, {"a": counted(values)})], steps=20)
+    [caption] = [plot.caption for plot in run_page(RunPaths(path)).plots() if plot.name == "exponents-gradients"]
+    small = "Unscaled, 60 % of the nonzero gradients are below 2^\u221224, FP16's smallest number, 40 % of all from 2^\u221227 to 2^\u221224"
+    assert small in caption
+    assert "FP16 rounds 40 % of the nonzero gradients to zero" in caption
+    assert "that of zeros, on the left, may be cut off: 50 %." in caption
+
+
 def test_modules_stand_worst_first_and_long_lists_are_cut(tmp_path):
     part = Part(make_looked_at(tmp_path / "run", sampled_steps(1, modules=25)))
     found = part.tables[0]
-    assert found.head[:3] == ("module", "dtype", "lost in FP16")
+    assert found.head[:3] == ("module", "dtype", "lost, of nonzero")
     assert len(found.rows) == 20
     assert found.rows[0][0].text == "0.conv"
     assert "5 tensors with smaller losses left out" in found.note

@@ -7,8 +7,8 @@ import pytest
 from loops import each
 from report.folders import HOSTILE
 
-from mptrain.numerics.words import elided
-from mptrain.report.plotting import dashed_series, drawing, inlined, ordered_series, series, thousands, tick
+from mptrain.numerics.words import elided, plain
+from mptrain.report.plotting import dashed_series, drawing, inlined, ordered_series, series, thousands, tick, ticks_at
 
 
 def sample(name="sample", text="a name"):
@@ -94,3 +94,19 @@ def drawn_without_steps():
     with drawing("other", 2.5) as figure:
         figure.panels()[0].plot([1, 2], [3, 4])
     return figure
+
+
+@pytest.mark.parametrize(
+    "name", ["a\x1b[2Jb", "\u202egnp", "x\x00y", "caf\udce9", "a\nb", "\u2028z", "<script>&\"'", "_under"]
+)
+def test_names_at_every_place_of_a_figure_are_text_without_control_characters(name):
+    with drawing("f", 2.0) as figure:
+        (axes,) = figure.panels()
+        axes.plot([0, 1], [1, 2])
+        axes.set_ylabel(name)
+        axes.set_title(name, loc="left")
+        figure.label(name, color="red")
+        ticks_at(axes.xaxis, [0, 1], lambda _: name)
+    shown = "".join(ET.fromstring(figure.svg).itertext())
+    assert all(letter.isprintable() or letter == "\n" for letter in figure.svg)
+    assert shown.count(plain(name)) >= (2 if "\n" in name else 5)

@@ -9,8 +9,9 @@ from urllib.parse import unquote
 import pytest
 from report.folders import HOSTILE, make_run
 
+from mptrain.comparison.configurations import flat
 from mptrain.report.html_and_markdown import html, markdown_page
-from mptrain.report.run_list import filtered, find_runs, ordered, runs_page
+from mptrain.report.run_list import filtered, find_runs, ordered, runs_page, runs_table, sort_notes
 from mptrain.runlog.summary_file import read_summary, write_summary
 from mptrain.system.errors import StorageError, UsageError
 
@@ -120,6 +121,21 @@ def test_the_run_says_which_direction_is_better(tmp_path):
     assert names(ordered(found, "terms_per_second"))  # equal: any order
 
 
+def test_runs_are_sorted_by_validation_data_and_those_without_come_last(tmp_path):
+    for name, val, test in (("a", 0.5, 0.9), ("b", 0.7, 0.2), ("c", None, 0.95)):
+        numbers = {"val": {"top1": val, "loss": 1 - val} if val else None, "test": {"top1": test}}
+        make(tmp_path, name, metric=test, numbers=numbers)
+    found = find_runs(tmp_path)[0]
+    assert names(ordered(found, "top1")) == names(ordered(found, "val_top1")) == "bac"
+    assert names(ordered(found, "test_top1")) == names(ordered(found, "test_metric")) == "cab"
+    assert names(ordered(found, "metric")) == "bac"
+    assert names(ordered(found, "val_loss")) == "bac"
+    assert names(filtered(found, ["top1>0.6"])) == "b"
+    assert not sort_notes(found, "top1")
+    assert "val_top1" in str(runs_table(found, "top1").head)
+    assert "sorted by top1 on test data" in sort_notes([run for run in found if run.path.endswith("c")], "top1")[0]
+
+
 def test_the_page_links_to_reports_that_are_there_and_shows_any_text(tmp_path):
     for number, text in enumerate(HOSTILE):
         make(tmp_path, f"{number} {text[:40]}".replace("/", "_").replace("\x00", ""), words=(f"model={text}",))
@@ -144,3 +160,18 @@ def test_the_page_links_to_reports_that_are_there_and_shows_any_text(tmp_path):
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(StorageError, match="there is no folder"):
         find_runs(tmp_path / "nowhere")
+
+
+def test_only_the_sections_of_a_key_are_read_however_a_configuration_is_laid_out(tmp_path, monkeypatch):
+    make(tmp_path, "a", lr="0.5")
+    make(tmp_path, "b", lr="0.25")
+    (tmp_path / "b/config.yaml").write_text("{optimizer: {lr: 0.25}, chosen: {model: cnn}}\n")
+    read = []
+    monkeypatch.setattr("mptrain.report.run_list.flat", lambda text: read.append(text) or flat(text))
+    found, _ = find_runs(tmp_path)
+    assert names(filtered(found, ["optimizer.lr<0.4"])) == "b"
+    assert names(filtered(found, ["model=c?n", "optimizer.lr>0.4"])) == "a"
+    assert not any("train:" in text for text in read)
+    read.clear()
+    assert names(filtered(found, ["run=*a"])) == "a"
+    assert not read

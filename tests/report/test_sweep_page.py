@@ -70,7 +70,7 @@ def test_both_cliffs_are_in_one_figure_with_failed_runs_and_fp32(tmp_path, drawn
     ]
     page = page_of(make_sweep(tmp_path / "sweep", points))
     svg = {plot.name: plot.svg for plot in page.plots()}["cliffs"]
-    axes = ("2^0", "2^24", "scaler.scale, logarithmic", "skipped (%)", "top1 (test)")
+    axes = ("2⁰", "2²⁴", "scaler.scale, logarithmic", "skipped (%)", "top1 (test)")
     assert all(f">{expected}<" in svg for expected in (*axes, "failed or diverged", "fp32"))
     assert page.lead.startswith("top1 (test): best 0.9600 at fp32, worst 0.4000 at scaler.scale=1;")
     diverged = page_of(make_sweep(tmp_path / "diverged", [*scales(1, 8), *scales(16, metric=None)]))

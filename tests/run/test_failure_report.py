@@ -9,7 +9,7 @@ import pytest
 from mptrain.config.compose import compose
 from mptrain.parallel.communicator import SINGLE_PROCESS
 from mptrain.run.failure_report import explain_error
-from mptrain.system.errors import NumericsError, Preempted, StorageError
+from mptrain.system.errors import ConfigError, NumericsError, Preempted, StorageError
 
 DIRECTORY = SimpleNamespace(root="outputs/r")
 TRUST = "extensions.allow=[theirs.*]"
@@ -57,6 +57,18 @@ def test_every_command_in_the_hint_of_a_run_finds_and_allows_its_code(monkeypatc
     shown = explain_error(error, compose([TRUST]), DIRECTORY, SINGLE_PROCESS)
     assert shown is error
     assert shown.hint == expected.format("PYTHONPATH='my code' ", f" '{TRUST}'")
+
+
+def test_an_index_out_of_range_names_the_cast_of_the_inputs(tmp_path):
+    directory = SimpleNamespace(root=tmp_path, paths=SimpleNamespace(failure=tmp_path / "failure"))
+    for mode, said in (("bf16", "torch.bfloat16, which rounds whole numbers above 256"), ("amp_dynamic", "")):
+        try:
+            exec("[][3]", {"__name__": "theirs.net"})
+        except IndexError as error:
+            shown = explain_error(error, compose([TRUST, f"precision={mode}"]), directory, SINGLE_PROCESS)
+        assert isinstance(shown, ConfigError)
+        assert said in shown.problems[0].hint
+        assert ("an index may be another one" in shown.problems[0].hint) == bool(said)
 
 
 @pytest.fixture

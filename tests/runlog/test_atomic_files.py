@@ -45,6 +45,23 @@ def test_an_error_of_the_disk_says_what_and_where(tmp_path, number, words, hint)
         raise ValueError("mine")
 
 
+@pytest.mark.parametrize(
+    ("files", "free_files", "free_blocks", "words"),
+    [
+        (100, 0, 10**9, "its inodes are used up"),
+        (100, 0, 0, "the disk is full"),
+        (100, 7, 10**9, "the disk is full"),
+        (0, 0, 10**9, "the disk is full"),  # as btrfs says, which has no fixed number of files
+    ],
+)
+def test_a_disk_without_inodes_is_not_called_full(tmp_path, monkeypatch, files, free_files, free_blocks, words):
+    told = [4096, 4096, 10**9, free_blocks, free_blocks, files, free_files, free_files, 0, 255]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(told))
+    with pytest.raises(StorageError, match=words) as caught, storage_errors(tmp_path / "a", needed=64):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert ("remove files" in caught.value.hint) == ("inodes" in words)
+
+
 def test_a_really_full_device_is_an_error_for_the_user():
     descriptor = os.open("/dev/full", os.O_WRONLY)
     pending = bytearray(b"line\n")

@@ -252,7 +252,7 @@ class Number(float):
         ({"a": (torch.float16,)}, r"state\['a'\]\[0\] is a torch.dtype"),
         ({(1, 2): 0}, "state has a key of type tuple"),
         ({"a": {1, 2}}, r"state\['a'\] is a set"),
-        ({"a": b""}, r"state\['a'\] is a bytes"),
+        ({"a": bytearray()}, r"state\['a'\] is a bytearray"),
     ],
 )
 def test_what_a_safe_load_would_refuse_is_refused_before_anything_is_written(store, value, words):

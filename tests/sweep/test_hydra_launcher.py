@@ -100,6 +100,20 @@ def test_a_run_without_a_metric_is_a_failure_to_a_sweeper(asking, composer, tmp_
         _ = asking.answers[0][0].return_value
 
 
+def test_a_sweeper_is_answered_with_the_figure_on_validation_data(asking, composer, tmp_path, monkeypatch):
+    summary = {
+        "metric": 0.2,
+        "metric_name": "top1",
+        "metric_split": "test",
+        "val": {"top1": 0.7},
+        "test": {"top1": 0.2},
+    }
+    monkeypatch.setattr("mptrain.sweep.hydra_launcher.summary_of", lambda run: summary)
+    asking.batches = ([["seed=0"]],)
+    ask(composer, tmp_path)
+    assert asking.answers[0][0].return_value == 0.7
+
+
 @pytest.mark.long
 def test_asked_for_the_same_again_it_answers_from_the_record(asking, composer, tmp_path):
     asking.batches = ([["seed=0"], ["seed=9"]],)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -102,6 +103,34 @@ def test_jobs_that_are_done_that_fail_and_that_are_killed(composer, folder):
     assert code == 0
     assert len(list((sweep.folder / FOLDER).iterdir())) == 2  # each time has a folder that was empty
     assert again.jobs[0] == sweep.jobs[0] or again.jobs[0].status == "done"
+
+
+@pytest.mark.parametrize(
+    "name", ["y\ntouch PWNED\n", "a\rb", "50%j", "back\\slash", "esc\x1b[2J", "\u2028line", "caf\udce9"]
+)
+def test_a_folder_that_a_batch_script_cannot_name_is_refused_before_anything_is_submitted(
+    composer, folder, slurm, monkeypatch, name
+):
+    (folder / name).mkdir()
+    monkeypatch.chdir(folder / name)
+    (folder / name / "s").mkdir()
+    words = (f"seed={jobs.DONE}",)
+    for place in (Path("s"), folder / name / "s"):  # the current folder's name counts too
+        sweep = plan_sweep(expand(words, composer.catalogue), place, words=words)
+        with pytest.raises(StorageError, match="cannot stand in a batch script"):
+            run(sweep, composer, Launcher(), jobs.finish_at_once)
+    assert not (folder / name / "s" / FOLDER).exists()
+
+
+def test_a_folder_with_other_letters_is_quoted(composer, folder, slurm):
+    (folder / 'it\'s "$(touch PWNED)" `x` #; é').mkdir()
+    sweep = planned(composer, folder / 'it\'s "$(touch PWNED)" `x` #; é', f"seed={jobs.DONE}")
+    _, code = run(sweep, composer, Launcher(), jobs.finish_at_once)
+    assert code == 0
+    assert not [*folder.rglob("PWNED")]
+    [script] = slurm.glob("*.sh")
+    assert "$(touch PWNED)" in script.read_text()
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
 
 
 def test_what_is_handed_over_holds_words_and_no_secret(composer, folder, monkeypatch):

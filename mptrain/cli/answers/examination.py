@@ -8,7 +8,7 @@ from typing_extensions import Self
 
 from mptrain.cli.answers.answer import Answer, Data
 from mptrain.cli.doctor import Machine
-from mptrain.numerics.forecast import ScaleForecast
+from mptrain.numerics.forecast import ScaleForecast, UnseenTensor
 from mptrain.report.report_files import ReportFiles
 from mptrain.report.run_blocks import scale_words
 from mptrain.report.sweep_points import MeasuredRun
@@ -36,7 +36,9 @@ class LearnerForecast(Data):
         recommended: Exponent of that scale; null if there is none.
         has_range: Whether a scale is usable at every step, from the exponent ``lowest`` to ``top``.
         too_few: Whether more histograms or steps are needed before a scale can be recommended.
-        scales: Forecast of every scale from 2^0 to 2^24.
+        unseen: Modules and parameters whose gradients FP16 may have rounded to zero unseen, all-zero ones first. With
+            any, no scale is recommended: ``sentence`` has the command of the run to look at next.
+        scales: Forecast of every scale from 2^0 to 2^24; empty if none can be forecast.
     """
 
     sentence: str
@@ -47,6 +49,7 @@ class LearnerForecast(Data):
     lowest: int | None
     top: int | None
     too_few: bool
+    unseen: tuple[UnseenTensor, ...]
     largest: LargestGradient | None
     scales: tuple[ScaleForecast, ...]
 

@@ -100,7 +100,7 @@ class Point(Data):
         job: The job that trains it; ``name`` is its run directory below the folder.
         words: Key to value of the overrides in which the points differ.
         problem: Reason why the run cannot be read; empty if there is none.
-        metric: Final metric; null if it is not done or not finite.
+        metric: Final metric on validation data, if there are any; null if it is not done or not finite.
         skip_rate: Share of skipped updates, 0 to 1; null if no step is recorded.
     """
 

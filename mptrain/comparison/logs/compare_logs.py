@@ -16,6 +16,7 @@ from typing import Literal
 from mptrain.comparison.logs.question import Form, Question, lower_is_better
 from mptrain.comparison.logs.runs import read_arms, read_curves
 from mptrain.comparison.logs.verdict import LoggedArm, judge
+from mptrain.comparison.results import as_table
 from mptrain.numerics.words import counted, listed
 from mptrain.system.errors import UsageError
 
@@ -23,7 +24,7 @@ from mptrain.system.errors import UsageError
 ALPHA = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LogComparison:
     """Comparison of arms by their logs: the question, the arms with the reference first, and notes on the logs.
 
@@ -34,6 +35,9 @@ class LogComparison:
     arms: tuple[LoggedArm, ...]
     alpha: float
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return as_table(self.question.metric, self.arms)
 
 
 def compare(
@@ -48,6 +52,8 @@ def compare(
     looks: int = 1,
     better: Literal["lower", "higher"] | None = None,
     reference: str | None = None,
+    where: Mapping[str, str] | None = None,
+    pattern: str = "",
 ) -> LogComparison:
     """Judge arms by the logs of their runs, as ``mptrain compare --logs`` does.
 
@@ -62,6 +68,8 @@ def compare(
         looks: Number of times that the question is asked while runs come in.
         better: ``lower`` or ``higher``; None to take it from the name of the metric.
         reference: Name of the arm that the others are compared with; None for the first.
+        where: Column to value, of the rows that count where columns tell rows of one name apart: ``{"split": "val"}``.
+        pattern: Regular expression with named groups, of which one has the name of the metric: reads lines of any text.
 
     Raises:
         UsageError: The question cannot be asked so.
@@ -90,6 +98,8 @@ def compare(
         paired=pair,
         looks=looks,
         lower_is_better=better != "higher",
+        where={str(name): str(value) for name, value in (where or {}).items()},
+        pattern=pattern,
     )
     arms = {
         name: [str(one) for one in ([paths] if isinstance(paths, str | Path) else paths)]

@@ -6,35 +6,47 @@ Each format is read by its own rules into steps and values; nothing is smoothed,
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
+import itertools
 import json
 import math
-import re
+import os
 import sqlite3
+import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
+from mptrain.comparison.logs.rows import (
+    CUT,
+    Row,
+    Values,
+    compiled,
+    csv_rows,
+    damaged,
+    fields_of,
+    json_lines,
+    json_list,
+    lines_of,
+    number_of,
+    step_of,
+    text_rows,
+    unknown,
+    values_of,
+)
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_reader import read_run
-from mptrain.system.errors import DataError, EnvironmentRefused, suggest
-from mptrain.system.files import open_to_read, read_bytes
+from mptrain.system.errors import EXIT_NUMERICS, DataError, EnvironmentRefused, UsageError
+from mptrain.system.files import open_to_read
 
-#: Names of the column with the training step, in the order in which they are looked for.
-STEPS = ("step", "global_step", "trainer/global_step", "Step", "iteration", "Iteration", "iter", "_step")
-
-#: Most bytes of a line; more is no log.
-_LONGEST = 1 << 20
-
-_CUT = "no line break ends it, so that its last number may be cut off"
+#: Most rows of a metric in a database, and seconds that its queries may take.
+_MOST_ROWS, _QUERY_SECONDS = 10_000_000, 30
 
 
 @dataclass(frozen=True)
@@ -60,35 +72,43 @@ class Curve:
     digest: str
 
 
-Row = tuple[int, Mapping[str, Any]]  # its line in the file, and its fields
-
-
-def read_curve(path: Path, metric: str) -> Curve:
+def read_curve(path: Path, metric: str, where: Mapping[str, str] | None = None, pattern: str = "") -> Curve:
     """Read a metric from a log.
 
     Logs are files in CSV or JSON lines, event files of TensorBoard, ``trainer_state.json`` of transformers, and folders
     of Lightning's CSVLogger, of TensorBoard, of transformers, of offline runs of Weights & Biases, of MLflow's file
     store, and of runs of mptrain. A run in a database of MLflow is named as if that were a folder: ``mlflow.db/RUN``.
+    Any other text is read by a ``pattern``, a regular expression with named groups. ``where`` has the values of columns
+    in the rows that count.
 
     Raises:
-        DataError: The log is of another kind, is damaged, has no value of the metric, or is a chart's export.
+        DataError: The log is of another kind, is damaged, has no value of the metric, has those of several curves, or
+            is a chart's export.
+        UsageError: The pattern has no group that is named as the metric.
         EnvironmentRefused: A library that reads the format is not installed.
         StorageError: It cannot be read.
     """
-    form, file, read = _format_of(path)
+    where = where or {}
+    if pattern:
+        lines = compiled(pattern, metric)
+        form, file, read = "text", path, _from_rows(where, lambda file, _: text_rows(file, lines))
+        if not path.is_file():
+            raise DataError(f"{path} is no file", "--pattern reads files of text")
+    else:
+        form, file, read = _format_of(path, where)
+    if where and form in ("TensorBoard", "MLflow", "mptrain"):
+        raise UsageError(
+            f"{path} has no rows with columns", f"leave out --where: logs of {form} have each metric alone"
+        )
     with storage_errors(file, "read"):
-        digest = _digest(file)  # first, because it opens no pipe or device, for which libraries would wait
         steps, values, counted = read(file, metric)
+        digest = _digest(file)
     if not values:
         raise DataError(f"{path} has no value of {metric}", "choose another with --metric NAME")
     numbers, found = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
     given_up = 0
     if np.any(numbers[1:] <= numbers[:-1]):
-        if numbers[-1] < (highest := numbers.max()):
-            raise DataError(
-                f"{path} ends at step {numbers[-1]:,}, after it had reached {highest:,}",
-                "sort its rows by step, or delete those that a resumed run has not repeated",
-            )
+        _require_one_writer(path, metric, numbers, found)
         later = np.minimum.accumulate(numbers[::-1])[::-1][1:]  # the lowest step after each value
         kept = np.append(numbers[:-1] < later, True)
         numbers, found, given_up = numbers[kept], found[kept], int(np.sum(~kept))
@@ -97,13 +117,37 @@ def read_curve(path: Path, metric: str) -> Curve:
     return Curve(str(path), form, numbers, found, given_up, counted, digest)
 
 
-_Values = tuple[Sequence[int], Sequence[float], bool]
+def _require_one_writer(
+    path: Path, metric: str, steps: np.ndarray[Any, np.dtype[np.int64]], values: np.ndarray[Any, np.dtype[np.float64]]
+) -> None:
+    """Raise DataError for steps that are equal or go back, unless a resume explains them."""
+    unequal = ~((values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1])))
+    if np.any(again := (steps[1:] == steps[:-1]) & unequal):
+        raise DataError(
+            f"{path} has several values of {metric} at step {steps[1:][again][0]:,}, and no column tells them apart",
+            "log one value a step: the mean over ranks or micro-batches; of a step that a resume repeats, the second",
+        )
+    if steps[-1] < (highest := steps.max()):
+        raise DataError(
+            f"{path} ends at step {steps[-1]:,}, after it had reached {highest:,}",
+            "sort its rows by step, or delete those that a resumed run has not repeated",
+        )
+    if np.sum(steps[1:] < steps[:-1]) > len(steps) / 4:
+        raise DataError(
+            f"steps of {metric} in {path} go back more often than after every fourth value, as of processes that "
+            "write at once",
+            "give the log of one rank",
+        )
 
 
-def _format_of(path: Path) -> tuple[str, Path, Callable[[Path, str], _Values]]:
+def _from_rows(where: Mapping[str, str], rows: Callable[[Path, str], Iterator[Row]]) -> Callable[[Path, str], Values]:
+    return lambda file, metric: values_of(file, lambda: rows(file, metric), metric, where)
+
+
+def _format_of(path: Path, where: Mapping[str, str]) -> tuple[str, Path, Callable[[Path, str], Values]]:
     """Return name, file and reader of a log's format."""
     if path.is_dir():
-        return _format_of_folder(path)
+        return _format_of_folder(path, where)
     if path.parent.suffix == ".db" and path.parent.is_file():
         return "MLflow", path.parent, lambda file, metric: _database(file, metric, path.name)
     if not path.exists():
@@ -112,33 +156,34 @@ def _format_of(path: Path) -> tuple[str, Path, Callable[[Path, str], _Values]]:
     if ".tfevents." in name:
         return "TensorBoard", path, _tensorboard
     if name.endswith(".wandb"):
-        return "Weights & Biases", path, _wandb
+        return "Weights & Biases", path, _from_rows(where, _wandb)
     if name.endswith((".csv", ".tsv")):
-        return "CSV", path, _csv
+        return "CSV", path, _from_rows(where, csv_rows)
     if name.endswith((".jsonl", ".ndjson")):
-        return "JSONL", path, lambda file, metric: _from_rows(file, _json_lines(file), metric)
+        return "JSONL", path, _from_rows(where, lambda file, _: json_lines(file))
     if name.endswith(".json"):
-        return "JSON", path, lambda file, metric: _from_rows(file, _json_list(file), metric)
+        return "JSON", path, _from_rows(where, lambda file, _: json_list(file))
     raise DataError(
-        f"{path} is no log that can be read", "give CSV, JSONL, event files of TensorBoard, or a run's folder"
+        f"{path} is no log that can be read",
+        "give CSV, JSONL, event files of TensorBoard, a run's folder, or the lines of a text by --pattern",
     )
 
 
-def _format_of_folder(path: Path) -> tuple[str, Path, Callable[[Path, str], _Values]]:
+def _format_of_folder(path: Path, where: Mapping[str, str]) -> tuple[str, Path, Callable[[Path, str], Values]]:
     if (path / "run.json").exists():
         return "mptrain", RunPaths(path).steps if RunPaths(path).steps.exists() else path / "run.json", _run
     if (path / "metrics.csv").exists():
-        return "Lightning CSVLogger", *_format_of(path / "metrics.csv")[1:]
+        return "Lightning CSVLogger", *_format_of(path / "metrics.csv", where)[1:]
     states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda one: _step_of(one.parent))
     states += [one for one in [path / "trainer_state.json"] if one.exists()]
     if states:
-        return "transformers", *_format_of(states[-1])[1:]
+        return "transformers", *_format_of(states[-1], where)[1:]
     if [*path.glob("*.tfevents.*")]:  # several, in order, if the run was resumed
         return "TensorBoard", path, _tensorboard
     if (path / "metrics").is_dir():
         return "MLflow", path / "metrics", _mlflow
     if found := [*path.glob("*.wandb")]:
-        return "Weights & Biases", found[0], _wandb
+        return "Weights & Biases", found[0], _from_rows(where, _wandb)
     raise DataError(f"{path} has no log that can be read", "give the log itself, or the folder of one run: 'DIR/*'")
 
 
@@ -147,151 +192,73 @@ def _step_of(checkpoint: Path) -> int:
     return int(step) if step.isdecimal() else -1
 
 
-def _csv(file: Path, metric: str) -> _Values:
-    steps, values = array("q"), array("d")
-    with io.TextIOWrapper(open_to_read(file), encoding="utf-8-sig", errors="replace", newline="") as text:
-        rows = csv.reader(text, delimiter="\t" if file.suffix == ".tsv" else ",")
-        try:
-            head = [name.strip() for name in next((row for row in rows if "".join(row).strip()), [])]
-            if any("\0" in name for name in head):
-                raise DataError(f"{file} is not UTF-8", "save it as UTF-8")
-            if len(head) == 1 and (found := re.search(r"[;\t]", head[0])):
-                marks = {";": "semicolons", "\t": "tabs"}
-                raise DataError(f"{file} is separated by {marks[found[0]]}", "write commas (.csv) or tabs (.tsv)")
-            _refuse_charts(file, head, metric)
-            if metric not in head:
-                raise _unknown(file, metric, head)
-            if head.count(metric) > 1:
-                raise DataError(f"{file} has {head.count(metric)} columns {metric!r}", "rename all but one")
-            column = next((name for name in STEPS if name in head), "")
-            at, step_at, width = head.index(metric), head.index(column) if column else -1, len(head)
-            for cells in rows:
-                if len(cells) != width:
-                    if not cells:
-                        continue
-                    raise _damaged(file, rows.line_num, f"it has {len(cells)} cells; the header has {width}")
-                if not cells[at]:
-                    continue
-                values.append(_number(file, rows.line_num, metric, cells[at]))
-                step = cells[step_at] if column else ""
-                if step.isdecimal() and len(step) < 19:  # as nearly all are
-                    steps.append(int(step))
-                else:
-                    steps.append(_step(file, rows.line_num, column, {column: step}) if column else len(values))
-        except csv.Error as error:
-            raise _damaged(file, rows.line_num, str(error)) from None
-        if max(at, step_at) == width - 1 and values and not _ends_a_line(text.buffer):
-            raise _damaged(file, rows.line_num, _CUT)
-    return steps, values, not column
-
-
-def _ends_a_line(file: IO[bytes]) -> bool:
-    file.seek(-1, io.SEEK_END)
-    return file.read(1) in b"\r\n"
-
-
-def _refuse_charts(file: Path, head: Sequence[str], metric: str) -> None:
-    """Raise DataError for the CSV of a chart of Weights & Biases, whose values are sampled, averaged or smoothed."""
-    if any(name.endswith(("__MIN", "__MAX")) for name in head):
-        raise DataError(
-            f"{file} is a chart's export: its values of {metric} may be averaged over steps or smoothed",
-            "export the run's own history (wandb: run.scan_history())",
-        )
-
-
-def _json_lines(file: Path) -> Iterator[Row]:
-    with open_to_read(file) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            if not line.endswith(b"\n") and len(line) > _LONGEST:
-                raise _damaged(file, number, "it is too long")
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError):
-                if not line.endswith(b"\n"):
-                    return  # the process was killed while it wrote
-                raise _damaged(file, number, "it is not JSON") from None
-            yield number, _object(file, number, fields)
-
-
-def _json_list(file: Path) -> Iterator[Row]:
-    """Yield the rows of a JSON file: a list, or the ``log_history`` of transformers."""
+def _tensorboard(file: Path, metric: str) -> Values:
+    """Return the scalars of event files, as torch and Keras write them."""
     try:
-        found = json.loads(read_bytes(file))
-    except (ValueError, RecursionError):
-        raise DataError(f"{file} is not JSON", "JSON lines are read from a file named .jsonl") from None
-    rows = found.get("log_history") if isinstance(found, dict) else found
-    if not isinstance(rows, list):
-        raise DataError(f"{file} has no list of rows", "give a list of objects, or transformers' trainer_state.json")
-    for number, fields in enumerate(rows, 1):
-        yield number, _object(file, number, fields)
-
-
-def _object(file: Path, number: int, fields: Any) -> Mapping[str, Any]:
-    if not isinstance(fields, dict):
-        raise _damaged(file, number, "it is no object with names and values")
-    return fields
-
-
-def _from_rows(file: Path, rows: Iterable[Row], metric: str) -> _Values:
-    """Return the values of a metric in rows that may lack it."""
-    steps, values, names, column = array("q"), array("d"), dict[str, None](), None
-    for number, fields in rows:
-        if metric not in fields:
-            names.update(dict.fromkeys(fields))
-            continue
-        value = fields[metric]
-        if value is None or value == "":
-            continue
-        if column is None:
-            column = next((name for name in STEPS if name in fields), "")
-        values.append(_number(file, number, metric, value))
-        steps.append(_step(file, number, column, fields) if column else len(values))
-    if not values and names:
-        raise _unknown(file, metric, [*names])
-    return steps, values, column == ""
-
-
-def _number(file: Path, number: int, name: str, value: Any) -> float:
-    try:
-        if isinstance(value, bool) or "_" in str(value):  # Python's own spelling of large numbers
-            raise ValueError
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise _damaged(file, number, f"{name} is {value!r}, not a number") from None
-
-
-def _step(file: Path, number: int, column: str, fields: Mapping[str, Any]) -> int:
-    value = fields.get(column)
-    step = math.nan if value in (None, "") else _number(file, number, column, value)
-    if not (math.isfinite(step) and step == int(step) and abs(step) < 2**62):
-        raise _damaged(file, number, f"{column} is {value!r}, not a whole number")
-    return int(step)
-
-
-def _tensorboard(file: Path, metric: str) -> _Values:
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from google.protobuf.message import DecodeError
+        from tensorboard.compat.proto.event_pb2 import Event
     except ImportError:
         raise EnvironmentRefused(
             f"{file} needs tensorboard, which is not installed", "pip install 'mptrain[tensorboard]'"
         ) from None
-    found = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
-    found.Reload()
-    if metric in found.scalars.Keys():
-        events = found.Scalars(metric)
-        return [one.step for one in events], [one.value for one in events], False
-    if metric in found.tensors.Keys():  # as Keras writes scalars
-        from tensorboard.util.tensor_util import make_ndarray
+    steps, values, names, last = array("q"), array("d"), dict[str, None](), -math.inf
+    for part in _files_of(file):
+        for number, content in enumerate(_event_records(part), 1):
+            try:
+                event = Event.FromString(content)
+            except DecodeError:
+                raise damaged(part, number, "it is no event") from None
+            for summary in event.summary.value:
+                if summary.WhichOneof("value") not in ("simple_value", "tensor"):
+                    continue
+                names[summary.tag] = None
+                if summary.tag == metric:
+                    scalar = summary.simple_value if summary.HasField("simple_value") else _scalar(summary.tensor)
+                    values.append(number_of(part, number, metric, scalar))
+                    step = step_of(part, number, "step", {"step": event.step})
+                    if steps and step <= steps[-1] and event.wall_time < last:
+                        raise DataError(
+                            f"{file} has events of processes that wrote at once", "give the event file of one rank"
+                        )
+                    steps.append(step)
+                    last = event.wall_time
+    if not values:
+        raise unknown(file, metric, [*names])
+    return steps, values, False
 
-        tensors = found.Tensors(metric)
-        return [one.step for one in tensors], [float(make_ndarray(one.tensor_proto)) for one in tensors], False
-    raise _unknown(file, metric, [*found.scalars.Keys(), *found.tensors.Keys()])
+
+def _scalar(tensor: Any) -> Any:
+    """Return the only value of a tensor of TensorBoard; None if it has several or none."""
+    from tensorboard.util.tensor_util import make_ndarray
+
+    if any(dim.size != 1 for dim in tensor.tensor_shape.dim):  # before memory for its size is taken
+        return None
+    try:
+        return make_ndarray(tensor).item()
+    except (TypeError, ValueError, IndexError):
+        return None
 
 
-def _wandb(file: Path, metric: str) -> _Values:
-    """Return the history of an offline run of Weights & Biases: protocol buffers in the records of a LevelDB log."""
+def _event_records(file: Path) -> Iterator[bytes]:
+    """Yield the records of an event file: a length, its checksum, the content, its checksum."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    with open_to_read(file) as log:
+        size = os.fstat(log.fileno()).st_size
+        for number in itertools.count(1):
+            head = log.read(12)
+            length = int.from_bytes(head[:8], "little")
+            if len(head) < 12 or length + 4 > size - log.tell():  # the end, or what a killed process left
+                return
+            content, checksum = log.read(length), log.read(4)
+            computed = masked_crc32c(head[:8]), masked_crc32c(content)
+            if computed != (int.from_bytes(head[8:], "little"), int.from_bytes(checksum, "little")):
+                raise damaged(file, number, "its checksum is wrong")
+            yield content
+
+
+def _wandb(file: Path, _: str) -> Iterator[Row]:
+    """Yield the history of an offline run of Weights & Biases: protocol buffers in the records of a LevelDB log."""
     try:
         from google.protobuf.message import DecodeError
         from wandb.proto import wandb_internal_pb2
@@ -299,20 +266,17 @@ def _wandb(file: Path, metric: str) -> _Values:
         why = f"{file} needs wandb, which is not installed"
         raise EnvironmentRefused(why, "pip install 'mptrain[wandb]'") from None
 
-    def rows() -> Iterator[Row]:
-        for number, content in enumerate(_leveldb_records(file), 1):
-            record = wandb_internal_pb2.Record()
-            try:
-                record.ParseFromString(content)
-                if record.WhichOneof("record_type") != "history":
-                    continue
-                items = record.history.item
-                told = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
-            except (DecodeError, ValueError):
-                raise DataError(f"{file}, record {number} is damaged", "copy the run's folder again") from None
-            yield number, {"_step": record.history.step.num, **told}
-
-    return _from_rows(file, rows(), metric)
+    for number, content in enumerate(_leveldb_records(file), 1):
+        record = wandb_internal_pb2.Record()
+        try:
+            record.ParseFromString(content)
+            if record.WhichOneof("record_type") != "history":
+                continue
+            items = record.history.item
+            fields = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+        except (DecodeError, ValueError, RecursionError):
+            raise DataError(f"{file}, record {number} is damaged", "copy the run's folder again") from None
+        yield number, {"_step": record.history.step.num, **fields}
 
 
 def _leveldb_records(file: Path) -> Iterator[bytes]:
@@ -337,45 +301,65 @@ def _leveldb_records(file: Path) -> Iterator[bytes]:
                 yield parts
 
 
-def _database(file: Path, metric: str, run: str) -> _Values:
-    """Return the values of a run in a SQLite database of MLflow."""
-    with contextlib.closing(sqlite3.connect(f"file:{quote(str(file.resolve()))}?mode=ro", uri=True)) as database:
-        try:
+def _database(file: Path, metric: str, run: str) -> Values:
+    """Return the values of a run in a SQLite database of MLflow.
+
+    Only a table is read, because a view or a virtual table computes its rows, for ever if it wants to.
+    """
+    place = file.resolve()
+    for beside in (Path(f"{place}{ending}") for ending in ("-wal", "-shm", "-journal")):  # SQLite would wait for a pipe
+        if beside.exists():
+            open_to_read(beside).close()
+    steps, values, end = array("q"), array("d"), time.monotonic() + _QUERY_SECONDS
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(place))}?mode=ro", uri=True)) as database:
+            database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
+            query = "SELECT sql FROM sqlite_master WHERE name = 'metrics' AND type = 'table'"
+            made = database.execute(query).fetchone()
+            if made is None or str(made[0]).upper().split()[:2] != ["CREATE", "TABLE"]:
+                raise DataError(f"{file} has no table of metrics", "give the database of MLflow")
             rows = database.execute(
-                "SELECT step, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics WHERE run_uuid = ? AND key = ? "
-                "ORDER BY timestamp",
-                (run, metric),
-            ).fetchall()
-            names = [
-                name for (name,) in database.execute("SELECT DISTINCT key FROM metrics WHERE run_uuid = ?", (run,))
-            ]
-        except sqlite3.DatabaseError as error:
-            raise DataError(f"{file} is no database of MLflow: {error}", "give the folder of a run") from None
-    if not rows:
-        raise _unknown(file / run, metric, names)
-    return [step for step, _ in rows], [math.nan if value is None else value for _, value in rows], False
-
-
-def _mlflow(folder: Path, metric: str) -> _Values:
-    """Return the values of MLflow's file store: lines of time, value and step in a file for each metric."""
-    file = folder / metric
-    if not file.is_file() or folder not in file.parents or ".." in file.parts:
-        raise _unknown(folder, metric, [str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()])
-    steps, values = array("q"), array("d")
-    for number, line in enumerate(read_bytes(file).decode("utf-8", "replace").splitlines(keepends=True), 1):
-        cells = line.split()
-        if not line.endswith("\n"):
-            raise _damaged(file, number, _CUT)
-        if len(cells) != 3:
-            raise _damaged(file, number, "it is not time, value and step")
-        values.append(_number(file, number, metric, cells[1]))
-        steps.append(_step(file, number, "step", {"step": cells[2]}))
+                "SELECT step, value, is_nan FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY timestamp LIMIT ?",
+                (run, metric, _MOST_ROWS + 1),
+            )
+            for number, (step, value, is_nan) in enumerate(rows, 1):
+                values.append(math.nan if is_nan else number_of(file, number, metric, value))
+                steps.append(step_of(file, number, "step", {"step": step}))
+            query = "SELECT DISTINCT key FROM metrics WHERE run_uuid = ? LIMIT 1000"
+            names = [] if values else [str(name) for (name,) in database.execute(query, (run,))]
+    except sqlite3.Error as error:
+        late = time.monotonic() > end
+        what = f"does not answer within {_QUERY_SECONDS} s" if late else f"is no database of MLflow: {error}"
+        raise DataError(f"{file} {what}", "give the folder of a run, or export its metrics as CSV") from None
+    if len(values) > _MOST_ROWS:
+        raise DataError(f"{file / run} has more than {_MOST_ROWS:,} values of {metric}", "export a part of them as CSV")
+    if not values:
+        raise unknown(file / run, metric, names)
     return steps, values, False
 
 
-def _run(file: Path, metric: str) -> _Values:
+def _mlflow(folder: Path, metric: str) -> Values:
+    """Return the values of MLflow's file store: lines of time, value and step in a file for each metric."""
+    file = folder / metric
+    if not file.is_file() or folder not in file.parents or ".." in file.parts:
+        raise unknown(folder, metric, [str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()])
+    steps, values = array("q"), array("d")
+    with open_to_read(file) as lines:
+        for number, line in enumerate(lines_of(file, lines), 1):
+            cells = line.decode("utf-8", "replace").split()
+            if not line.endswith(b"\n"):
+                raise damaged(file, number, CUT)
+            if len(cells) != 3:
+                raise damaged(file, number, "it is not time, value and step")
+            values.append(number_of(file, number, metric, cells[1]))
+            steps.append(step_of(file, number, "step", {"step": cells[2]}))
+    return steps, values, False
+
+
+def _run(file: Path, metric: str) -> Values:
     """Return the training loss of a run of mptrain, or a metric of its evaluations, such as ``val_top1``."""
     run = read_run(file.parent)
+    end = run.state.attempts[-1].to_step if run.state.attempts else None
     if metric == "loss":
         first: str | None = None
         steps, values = array("q"), array("d")
@@ -384,34 +368,34 @@ def _run(file: Path, metric: str) -> _Values:
             if record.learner == first:
                 steps.append(record.step)
                 values.append(record.loss)
-        return steps, values, False
-    told: dict[str, list[tuple[int, float]]] = {}
-    for event in run.events():
-        if event["event"] == "evaluation":
-            for name, value in event["metrics"].items():
-                told.setdefault(f"{event['split']}_{name}", []).append((event["step"], float(value)))
-    if metric not in told:
-        raise _unknown(file.parent, metric, ["loss", *told])
-    return [step for step, _ in told[metric]], [value for _, value in told[metric]], False
+    else:
+        evaluations: dict[str, dict[int, float]] = {}  # a repeated evaluation replaces the one before
+        for number, event in enumerate(run.events(), 1):
+            if event["event"] == "evaluation":
+                metrics = fields_of(run.paths.events, number, event.get("metrics"), "its metrics are")
+                step = step_of(run.paths.events, number, "step", event)
+                for name, value in metrics.items():
+                    curve = evaluations.setdefault(f"{event.get('split')}_{name}", {})
+                    curve[step] = number_of(run.paths.events, number, name, value)
+        if metric not in evaluations:
+            raise unknown(file.parent, metric, ["loss", *evaluations])
+        steps, values = array("q", evaluations[metric]), array("d", evaluations[metric].values())
+    if run.state.exit_code == EXIT_NUMERICS and steps and math.isfinite(values[-1]):  # it has failed at all later steps
+        steps.append(max(steps[-1] + 1, end or 0))
+        values.append(math.nan)
+    return steps, values, False
+
+
+def _files_of(place: Path) -> list[Path]:
+    """Return a log's files: the event files of a folder, or all below it; the file itself if it is one."""
+    inside = sorted(place.glob("*.tfevents.*")) or sorted(place.rglob("*"))
+    return [one for one in inside if not one.is_dir()] if place.is_dir() else [place]
 
 
 def _digest(file: Path) -> str:
     found = hashlib.sha256()
-    inside = sorted(file.glob("*.tfevents.*")) or sorted(file.rglob("*"))
-    for one in [one for one in inside if one.is_file()] if file.is_dir() else [file]:
+    for one in _files_of(file):
         with open_to_read(one) as content:
             while piece := content.read(1 << 20):
                 found.update(piece)
     return found.hexdigest()
-
-
-def _unknown(file: Path, metric: str, names: Sequence[str]) -> DataError:
-    known = [name for name in dict.fromkeys(names) if name not in STEPS]
-    return DataError(
-        f"{file} has no {metric}", suggest(metric, known, f"it has {', '.join(known[:20]) or 'no metric'}")
-    )
-
-
-def _damaged(file: Path, number: int, why: str) -> DataError:
-    unit = {".json": "entry", ".wandb": "record"}.get(file.suffix, "line")
-    return DataError(f"{file}, {unit} {number}: {why}", f"correct the {unit}, or export the log again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mptrain.system.errors import UsageError
@@ -33,6 +33,8 @@ class Question:
         paired: Runs with the same ``{seed}`` in their paths belong together.
         looks: Number of times that the question is asked while runs come in, this one included.
         lower_is_better: Direction of the metric.
+        where: Column to value, of the rows of logs that count; empty for all.
+        pattern: Regular expression with named groups that reads lines of text; empty for logs of a known format.
     """
 
     metric: str
@@ -43,6 +45,8 @@ class Question:
     paired: bool
     looks: int
     lower_is_better: bool
+    where: dict[str, str] = field(default_factory=dict)
+    pattern: str = ""
 
 
 def lower_is_better(metric: str) -> bool:

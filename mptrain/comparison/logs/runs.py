@@ -37,7 +37,8 @@ _LOOKED_AT = 200
 class LoggedRun:
     """Run of an arm: its log, and the value at which it is compared; NaN or infinite if it failed there.
 
-    ``rounded_to`` is the step, a power of ten, to which its log rounds values; 0 if it does not.
+    ``rounded_to`` is the step, a power of ten, to which its log rounds values; 0 if it does not. ``start`` is its first
+    value, if that is of the first quarter of the steps before; else NaN.
     """
 
     path: str
@@ -47,6 +48,7 @@ class LoggedRun:
     value: float
     seed: str = ""
     rounded_to: float = 0.0
+    start: float = math.nan
 
 
 def read_arms(
@@ -86,7 +88,8 @@ def read_curves(paths: Sequence[str], question: Question) -> list[tuple[str, Cur
         found_there = [pattern] if Path(pattern).exists() else glob.glob(searched)  # noqa: PTH207 - absolute ones too
         if "*{seed}" in pattern or "{seed}*" in pattern:
             raise UsageError(f"{pattern}: where does a seed end?", "{seed} cannot stand beside *")
-        places = sorted(found_there) or [pattern]
+        # MLflow describes an experiment beside its runs
+        places = sorted(one for one in found_there if Path(one).name != "meta.yaml") or [pattern]
         if places == [pattern] and not Path(pattern).exists() and not Path(pattern).parent.is_file():
             hint = "check the path; in a pattern [ is written [[]"
             raise DataError(f"there is no log {pattern}", hint)
@@ -94,10 +97,25 @@ def read_curves(paths: Sequence[str], question: Question) -> list[tuple[str, Cur
         seed = re.compile(as_regex.replace(_SEED, "(?P<seed>.+?)")) if placeholder else None
         for place in places:
             named = seed.fullmatch(place) if seed else None
-            found.append((named["seed"] if named else "", read_curve(Path(place), question.metric)))
+            found.append(
+                (
+                    named["seed"] if named else "",
+                    read_curve(Path(place), question.metric, question.where, question.pattern),
+                )
+            )
+    _refuse_ranks([curve.path for _, curve in found])
     if question.paired and (twice := [name for name, n in Counter(name for name, _ in found).items() if n > 1]):
         raise UsageError(f"two runs of an arm have the seed {twice[0]}", "an arm has one run for each")
     return found
+
+
+def _refuse_ranks(paths: Sequence[str]) -> None:
+    """Raise DataError for logs of several ranks of a run, which are no runs of their own."""
+    seen: dict[str, str] = {}
+    for path in paths:
+        other = seen.setdefault(re.sub(r"(?i)(rank|process|gpu|worker)[-_=.]?\d+", r"\1", path), path)
+        if other != path:
+            raise DataError(f"{other} and {path} are ranks of one run by their names", "give the log of one rank each")
 
 
 def _content(curve: Curve) -> str:
@@ -109,7 +127,8 @@ def _refuse_copies(curves: Mapping[str, Sequence[tuple[str, Curve]]]) -> None:
     seen: dict[str, str] = {}
     for some in curves.values():
         for _, curve in some:
-            for same in (str(Path(curve.path).resolve()), *([_content(curve)] if len(curve.values) >= _FEW else [])):
+            many = len({*curve.values.tolist()}) >= _FEW  # an accuracy may stay at one value in every run
+            for same in (str(Path(curve.path).resolve()), *([_content(curve)] if many else [])):
                 if other := seen.get(same):
                     raise DataError(f"{other} and {curve.path} are the same log", "give each run once")
                 seen[same] = curve.path
@@ -122,15 +141,18 @@ def _require_pairs(curves: Mapping[str, Sequence[tuple[str, Curve]]], reference:
         if alone := sorted(own ^ seeds[reference]):
             there, other = (name, reference) if alone[0] in own else (reference, name)
             why = f"{there} has a run with seed {alone[0]}, and {other} has none"
-            raise UsageError(why, "leave it out, or compare without --pair")
+            raise UsageError(
+                why, "give that log too (of a run that failed, one whose last value is nan), or compare without --pair"
+            )
 
 
 @dataclass(frozen=True)
 class _Point:
-    """Place at which runs are compared: a step, and the number of values up to it whose mean counts."""
+    """Place at which runs are compared: a step, how many values up to it are averaged, and if it is the end."""
 
     step: int
     values: int = 1
+    last: bool = False
 
 
 def _point(question: Question, curves: Sequence[Curve]) -> _Point:
@@ -138,31 +160,43 @@ def _point(question: Question, curves: Sequence[Curve]) -> _Point:
     kind, _, number = question.at.partition("=")
     if not re.fullmatch(r"last(=[1-9]\d{0,17})?|step=\d{1,18}", question.at, re.ASCII):
         raise UsageError(f"--at {question.at}: not a point of a curve", "write last, last=N or step=N")
-    ends = {curve.path: int(curve.steps[-1]) for curve in curves}
+    living = [curve for curve in curves if not _failed(curve)] or curves
+    ends = {curve.path: int(curve.steps[-1]) for curve in living}
     if kind == "last":
         if len({*ends.values()}) > 1:
             first, last = min(ends, key=lambda one: ends[one]), max(ends, key=lambda one: ends[one])
             raise DataError(
                 f"the runs end at different steps: {first} at {ends[first]:,}, {last} at {ends[last]:,}",
-                f"compare them where all are, with --at step={_common(curves)}, or leave the shorter ones out",
+                f"compare them where all are, with --at step={_common(living)}; if the shorter ones failed, a last "
+                "row of nan in their logs says so",
             )
         count = int(number or 1)
-        begins = {int(curve.steps[-count]) for curve in curves if len(curve.steps) >= count}
+        begins = {int(curve.steps[-count]) for curve in living if len(curve.steps) >= count}
         if len(begins) > 1:
             raise DataError(
                 f"the last {count:,} values begin at steps from {min(begins):,} to {max(begins):,}",
                 "the runs are logged at different steps: compare them at one, --at step=N",
             )
-        return _Point(min(ends.values()), count)
+        return _Point(max(ends.values()), count, last=True)
     wanted = int(number)
     for curve in curves:
-        if wanted not in curve.steps:
+        if wanted not in curve.steps and not _has_failed_by(curve, wanted):
             near = curve.steps[np.argmin(np.abs(curve.steps - wanted))]
             raise DataError(
                 f"{curve.path} has no value at step {wanted:,}; the nearest is at {near:,}",
-                f"choose a step that all have, such as --at step={_common(curves)}",
+                f"choose a step that all have, such as --at step={_common(living)}",
             )
     return _Point(wanted)
+
+
+def _failed(curve: Curve) -> bool:
+    """Return whether a run has failed: its last value is not finite."""
+    return not math.isfinite(curve.values[-1])
+
+
+def _has_failed_by(curve: Curve, step: int) -> bool:
+    """Return whether a run has failed by a step: all of its values from there on, or its last, are not finite."""
+    return _failed(curve) and not np.any(np.isfinite(curve.values[curve.steps >= step]))
 
 
 def _common(curves: Sequence[Curve]) -> int | str:
@@ -173,22 +207,27 @@ def _common(curves: Sequence[Curve]) -> int | str:
 
 def _run(curve: Curve, seed: str, at: _Point) -> LoggedRun:
     until = int(np.searchsorted(curve.steps, at.step, side="right"))
-    if until < at.values:
+    failed = _failed(curve) if at.last else _has_failed_by(curve, at.step)
+    if until < at.values and not failed:
         raise DataError(
             f"{curve.path} has {counted(until, 'value')}, not {at.values:,}", "choose a smaller --at last=N"
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        value = float(np.mean(curve.values[until - at.values : until]))
+        value = float(curve.values[-1] if failed else np.mean(curve.values[until - at.values : until]))
     if abs(value) > _LARGEST:
         value = math.copysign(math.inf, value)
     step = rounding_step(curve.values[-_LOOKED_AT:].tolist())
-    return LoggedRun(curve.path, curve.form, curve.digest, at.step, value, seed, step)
+    early = until > at.values and 4 * curve.steps[0] <= at.step
+    start = float(curve.values[0]) if early else math.nan
+    return LoggedRun(curve.path, curve.form, curve.digest, at.step, value, seed, step, start)
 
 
 def _notes(curves: Sequence[Curve], question: Question, at: _Point) -> list[str]:
     mean = f", by the mean of the last {at.values:,} values" if at.values > 1 else ""
     better = "lower" if question.lower_is_better else "higher"
     notes = [f"compared at step {at.step:,}{mean}; {better} is better"]
+    if died := [curve.path for curve in curves if _failed(curve) and curve.steps[-1] < at.step]:
+        notes.append(f"{listed(died, 3)}: not finite at the end, so failed at every later step")
     if resumed := [curve for curve in curves if curve.given_up]:
         left_out = counted(sum(curve.given_up for curve in resumed), "value")
         again = f"steps go back, as after a resume: {left_out} before it are left out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from scipy import special
 
@@ -16,23 +16,19 @@ from mptrain.comparison.logs.means import (
 )
 from mptrain.comparison.logs.question import Question
 from mptrain.comparison.logs.runs import LoggedRun
-from mptrain.comparison.results import Interval
+from mptrain.comparison.results import Interval, Word
 from mptrain.comparison.statistics import (
     bootstrap_p,
+    improved,
     looks_skewed,
     mean_and_spread,
     mean_interval,
     rounding_spread,
     unseen_share,
 )
-
-Word = Literal[
-    "reference", "equivalent", "better", "worse", "not inferior", "beats target", "misses target", "undecided"
-]
-
-#: Pairs that show whether differences are skewed. With fewer, the bootstrap of exponential differences is hardly less
-#: often wrong (15 % against 17 % of 5), and takes up to 7 points of the power of normal ones.
-_SHOW_SKEW = 12
+from mptrain.comparison.verdict import Facts
+from mptrain.comparison.verdict import judge as word_of
+from mptrain.comparison.verdict_words import Reason
 
 _ALIKE = "the runs of each arm all end at one value, as copies or runs of one seed do"
 
@@ -62,6 +58,11 @@ class LoggedArm:
     overturned_at: float
     verdict: Word
     why: str
+
+    @property
+    def word(self) -> Word:
+        """The verdict, by the name that it has in a comparison of run directories too."""
+        return self.verdict
 
 
 def judge(
@@ -101,21 +102,55 @@ def _against(
     of_runs = f"{failed[0]} of {len(arm.runs)} runs of it and {failed[1]} of {len(reference)} of the reference"
     not_finite = f"{of_runs} are not finite there" if any(failed) else ""
     samples = _samples(arm.runs, reference, paired=question.paired)
+    failure_p = _failure_p(arm.runs, reference, paired=question.paired) if any(failed) else 1.0
+    if failure_p < alpha:
+        return replace(arm, verdict="worse", why=f"{not_finite}, more than by chance (exact test, p = {failure_p:.2g})")
+    if any(failed) and _failure_p(reference, arm.runs, paired=question.paired) < alpha:
+        not_finite += ": more of the reference than by chance"
     if min(len(samples.values), len(samples.others)) < 2:
         few = f"{not_finite}, and fewer than two of one arm are left" if not_finite else ""
         return replace(arm, verdict="undecided", why=few or _too_few(samples, question, alpha))
-    if max(len({*samples.values}), len({*samples.others})) == 1:
-        return replace(arm, verdict="undecided", why=_ALIKE)
+    unlearned = not any(_have_learned(runs, question) for runs in (arm.runs, reference))
+    if not question.paired and max(len({*samples.values}), len({*samples.others})) == 1:
+        alike: Word = "neither has learned" if unlearned and samples.values[0] == samples.others[0] else "undecided"
+        return replace(arm, verdict=alike, why=_ALIKE)
     tests = _tests(samples, question, alpha, planned=planned)
-    is_worse = (tests.outer.low > 0) if question.lower_is_better else (tests.outer.high < 0)
-    word: Word
-    if not not_finite:
-        word, why = _decide(tests, question, alpha, is_worse=is_worse)
-    elif is_worse and not failed[1]:
-        word, why = "worse", f"{_in_words(tests.outer, 1 - alpha)}; also, {not_finite}"
-    else:
-        word, why = "undecided", f"{not_finite}: those that are left are a biased selection"
+    word, reason = word_of(
+        Facts(
+            tests.outer,
+            tests.inside,
+            not question.lower_is_better,
+            bool(failed[0]),
+            bool(failed[1]),
+            failure_p,
+            paired=question.paired,
+            one_sided=question.form == "not inferior",
+            unlearned=unlearned,
+            alpha=alpha,
+        )
+    )
+    why = _why(reason, tests, question, alpha, not_finite)
     return replace(arm, difference=tests.outer, power=tests.power, runs_needed=tests.needed, verdict=word, why=why)
+
+
+def _failure_p(runs: Sequence[LoggedRun], reference: Sequence[LoggedRun], *, paired: bool) -> float:
+    """Return the p value of an exact test that an arm fails more often; 1 if it does not (McNemar, or Fisher)."""
+    from mptrain.comparison.evidence import fisher_test, sign_test  # scipy.stats takes half a second to import
+
+    own, others = ({run.seed for run in some if not math.isfinite(run.value)} for some in (runs, reference))
+    if paired:
+        return sign_test(len(own - others), len(others - own)) if len(own - others) > len(others - own) else 1.0
+    bad, other_bad = len(runs) - len(_finite(runs)), len(reference) - len(_finite(reference))
+    more = bad * len(reference) > other_bad * len(runs)
+    return fisher_test(bad, len(runs), other_bad, len(reference)) if more else 1.0
+
+
+def _have_learned(runs: Sequence[LoggedRun], question: Question) -> bool:
+    """Return whether runs are better than at their start: beyond chance, or one by more than the margin."""
+    if not question.lower_is_better and all(run.value == 0 for run in runs):
+        return False
+    gains = [run.start - run.value if question.lower_is_better else run.value - run.start for run in runs]
+    return improved(gains) or any(gain > question.margin for gain in gains)
 
 
 @dataclass(frozen=True)
@@ -165,7 +200,7 @@ class _Tests(NamedTuple):
         inner: That of the one-sided tests.
         inside: The claim, equivalence or no inferiority, holds.
         power: Of finding equal arms equivalent (not inferior), and ``needed``: the runs or pairs for 80 % of it.
-        note: Further test that has to agree, in words; empty for none.
+        note: Further test that has to agree, or what is odd about the values, in words; empty for none.
     """
 
     outer: Interval
@@ -180,10 +215,15 @@ def _tests(samples: _Samples, question: Question, alpha: float, *, planned: bool
     outer, inner = samples.interval(1 - alpha), samples.interval(1 - 2 * alpha)
     margin, note, one_sided = question.margin, "", question.form == "not inferior"
     inside = _worst(inner, question) < margin if one_sided else _is_within(inner, margin)
-    if samples.paired and len(samples.values) >= _SHOW_SKEW and looks_skewed(samples.differences):
+    independent = [samples.differences] if samples.paired else [samples.values, samples.others]
+    if any(map(looks_skewed, independent)):
         side = (1 if question.lower_is_better else -1) if one_sided else 0
-        p = bootstrap_p(samples.differences, margin, math.hypot(*samples.rounding), side)
-        inside, note = inside and p < alpha, f"; the differences are skewed, bootstrap-t p = {p:.2g}"
+        own, other = (math.hypot(*samples.rounding), 0.0) if samples.paired else samples.rounding
+        p = bootstrap_p(independent[0], margin, own, side, [] if samples.paired else samples.others, other)
+        inside = inside and p < alpha
+        note = f"; {'differences' if samples.paired else 'values'} are skewed, bootstrap-t p = {p:.2g}"
+    if samples.paired and math.isclose(min(samples.differences), max(samples.differences), rel_tol=1e-9, abs_tol=1e-12):
+        note += "; all pairs have the same difference, so the true spread is unknown"
     tests = _Tests(outer, inner, inside, note=note)
     if not planned:
         return tests
@@ -204,26 +244,27 @@ def _is_within(found: Interval, margin: float) -> bool:
     return -margin < found.low and found.high < margin
 
 
-def _decide(tests: _Tests, question: Question, alpha: float, *, is_worse: bool) -> tuple[Word, str]:
-    """Return the verdict on an arm whose runs are all finite, and its reason."""
-    outer, inner, margin = tests.outer, tests.inner, question.margin
-    wide, narrow = _in_words(outer, 1 - alpha), _in_words(inner, 1 - 2 * alpha)
+def _why(reason: Reason, tests: _Tests, question: Question, alpha: float, not_finite: str) -> str:
+    """Return the reason of a verdict as a sentence."""
+    wide, narrow = _in_words(tests.outer, 1 - alpha), _in_words(tests.inner, 1 - 2 * alpha)
+    if reason == "biased selection":
+        return f"{not_finite}: those that are left are a biased selection"
+    if reason in ("worse difference", "better difference"):
+        skewed = (
+            "skewed" in tests.note
+        ) * "; skewed: of a long tail such an interval excludes a true zero in more than 5 %"
+        return wide + skewed + (f"; also, {not_finite}" if not_finite else "")
     if question.form == "not inferior":
-        worst = f"at most {_worst(inner, question):.4g} worse ({1 - alpha:.3g} one-sided), margin {margin:g}"
-        why = f"{wide}; {worst}{tests.note}"
-        if tests.inside:
-            return "not inferior", why
-    elif tests.inside:
-        return "equivalent", f"{narrow}, within ±{margin:g}{tests.note}"
-    elif is_worse or outer.low > 0 or outer.high < 0:
-        return "worse" if is_worse else "better", wide + tests.note
+        worst = f"at most {_worst(tests.inner, question):.4g} worse ({1 - alpha:.3g} one-sided)"
+        why = f"{wide}; {worst}, margin {question.margin:g}{tests.note}"
     else:
-        why = f"{narrow}, {'' if _is_within(inner, margin) else 'not '}within ±{margin:g}{tests.note}"
-    if question.form == "not inferior" and is_worse:
-        return "worse", why
-    if tests.note or math.isnan(tests.power):
-        return "undecided", why
-    return "undecided", f"{why}; {_runs_in_words(tests.needed, question)}"
+        within = "" if _is_within(tests.inner, question.margin) else "not "
+        why = f"{narrow}, {within}within ±{question.margin:g}{tests.note}"
+    if reason == "unlearned":
+        return f"runs are no better than at their start, beyond chance, and untrained arms agree; {why}"
+    if reason == "equivalence" or tests.note or math.isnan(tests.power):
+        return why
+    return f"{why}; {_runs_in_words(tests.needed, question)}"
 
 
 def _against_target(arm: LoggedArm, values: list[float], question: Question, alpha: float) -> LoggedArm:
@@ -232,12 +273,17 @@ def _against_target(arm: LoggedArm, values: list[float], question: Question, alp
         few = "one run says nothing of how much runs differ: give two or more" if len(values) < 2 else _ALIKE
         why = f"{failed} of {len(arm.runs)} runs are not finite there" if failed else few
         return replace(arm, verdict="undecided", why=why)
-    found = difference_of_means(values, question.target, 1 - 2 * alpha, (_rounding(arm.runs), 0.0))
-    bad = 1 if question.lower_is_better else -1
-    beats, misses = (found.high < 0, found.low > 0) if bad > 0 else (found.low > 0, found.high < 0)
-    word: Word = "beats target" if beats else "misses target" if misses else "undecided"
+    rounding = _rounding(arm.runs)
+    found = difference_of_means(values, question.target, 1 - 2 * alpha, (rounding, 0.0))
+    side = -1 if found.mean > 0 else 1
+    certain, note = found.high < 0 or found.low > 0, "; of a long tail, which few runs show, more than 5 % are wrong"
+    if looks_skewed(values):
+        p = bootstrap_p([value - question.target for value in values], 0.0, rounding, side)
+        certain, note = certain and p < alpha, f"; values are skewed, bootstrap-t p = {p:.2g}"
+    beats = (side == 1) == question.lower_is_better
+    word: Word = ("beats target" if beats else "misses target") if certain else "undecided"
     why = f"mean less target {found.mean:+.4g}, one-sided {1 - alpha:.3g} bounds {found.low:+.4g} and {found.high:+.4g}"
-    return replace(arm, difference=found, verdict=word, why=why)
+    return replace(arm, difference=found, verdict=word, why=why + note)
 
 
 def _overturned_at(arm: LoggedArm, reference: Sequence[LoggedRun], question: Question, alpha: float) -> float:

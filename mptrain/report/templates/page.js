@@ -36,7 +36,7 @@
   }
 
   function tick(value, base) {
-    if (base === 2 && value >= 1) return `2^${Math.log2(value)}`;
+    if (base === 2 && value >= 1) return "2" + [...String(Math.log2(value))].map(digit => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? digit).join("");
     for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]])
       if (Math.abs(value) >= size) return words(value / (letter === "k" ? 1e3 : size)) + letter;
     return words(value).replaceAll(",", "");
@@ -150,7 +150,7 @@
       incrs: Array.from({length: 27}, (_, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3)),
     };
     const up = {
-      ...side, size: place.wide ? 136 : 52, label: chart.unit || undefined,
+      ...side, size: place.wide ? 136 : 66, label: chart.unit || undefined,
       values: (plot, at) => at.map(value => tick(value, base)),
     };
     if (chart.rows.length) Object.assign(up, {

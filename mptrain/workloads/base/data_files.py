@@ -85,14 +85,14 @@ def _leaving_out_unreadable() -> Iterator[None]:
 
 
 def walk(
-    folder: str | Path, suffixes: Collection[str], *, links: bool = True
+    folder: str | Path, suffixes: Collection[str], *, links: bool = True, special: bool = False
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield each folder at and below a folder with the names of its folders and other entries, as `os.walk` does.
 
     A missing folder gives no result. Hidden entries (`is_hidden`) are left out, and so are links to a folder that
     contains them and folders that cannot be read. The caller may remove names of folders, which are then not searched.
     ``suffixes`` are those of data files, in lower case; without ``links``, folders behind symbolic links are not
-    searched.
+    searched. With ``special``, named pipes, sockets and devices are yielded like files.
 
     Raises:
         DataError: A data file is a named pipe, a socket or a device; or nearly all of more than `MOST_OTHERS` entries
@@ -118,7 +118,8 @@ def walk(
                 names.append(entry.name)
                 if _has_suffix(entry.name, suffixes):
                     found += 1
-                    if not entry.is_file(follow_symlinks=False) and (why := special_file(entry.path)):
+                    is_file = special or entry.is_file(follow_symlinks=False)
+                    if not is_file and (why := special_file(entry.path)):
                         raise DataError(f"{entry.path} cannot be read: {why}", "keep regular files only")
                     continue
                 others += 1
@@ -133,14 +134,15 @@ def walk(
         waiting += [(f"{parent}/{name}", (*within, folders[name])) for name in reversed(kept)]
 
 
-def files_below(folder: Path, suffixes: Collection[str]) -> list[Path]:
+def files_below(folder: Path, suffixes: Collection[str], *, special: bool = False) -> list[Path]:
     """Return the sorted files in a folder and its subfolders that have one of some suffixes, given in lower case.
 
-    The suffixes of the files may have any case. Folders behind symbolic links are not searched.
+    The suffixes of the files may have any case. Folders behind symbolic links are not searched. With ``special``, what
+    is no regular file is returned too, because opening it says what it is.
     """
-    walked = walk(folder, suffixes, links=False)
+    walked = walk(folder, suffixes, links=False, special=special)
     paths = (Path(parent, name) for parent, _, names in walked for name in names if _has_suffix(name, suffixes))
-    return sorted(path for path in paths if path.is_file())
+    return sorted(path for path in paths if special or path.is_file())
 
 
 def package_folders(package: str) -> list[Path]:

@@ -105,6 +105,11 @@ class Faults:
             raise UnusableSample(f"{name}: {reason}{more}", f"{hint}{otherwise}")
         self.found.update(problems)
 
+    def first(self) -> str:
+        """Return the first unusable sample with its reason, to end a sentence that nothing is left; empty if none."""
+        found = self.found or ({} if _check is None else {**_check.stopping, **_check.skipped})
+        return next((f": {name}: {reason}" for name, reason in found.items()), "")
+
     def usable(
         self,
         kind: str,

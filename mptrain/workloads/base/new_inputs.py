@@ -66,6 +66,8 @@ class NewInputs(Dataset):
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
+    if isinstance(error, UnicodeEncodeError):
+        return "it is not UTF-8"
     return getattr(error, "reason", "") or (isinstance(error, OSError) and error.strerror) or str(error)
 
 
@@ -88,6 +90,8 @@ class NewSplit(IndependentSamples):
         given = [self.inputs[index] for index in indices]
 
         def read(place: int) -> Any:
+            if not self.source.suffixes:
+                given[place].encode()  # raises UnicodeEncodeError, a ValueError, for what is not UTF-8
             return self.source.read(given[place], self.faults)
 
         try:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from mptrain.workloads.base.data_files import special_file
+from mptrain.system.files import open_to_read
 
 #: Bytes of a digest. Among a million samples, another one is taken for one of them with a probability of 5e-14.
 SIZE = 8
@@ -45,10 +45,8 @@ def _file_digests(paths: Sequence[str]) -> list[bytes]:
 
 
 def _identity(path: str) -> bytes:
-    if special_file(path):
-        return os.fsencode(path)
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a path object for each of a million files)
+        with open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= WHOLE:
                 return file.read()

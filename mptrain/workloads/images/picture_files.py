@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from mptrain.workloads.base.data_files import special_file
+from mptrain.system.files import open_to_read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,6 +36,9 @@ _FORMATS = {
     **dict.fromkeys((".tif", ".tiff"), ("TIFF",)),
 }
 EXTENSIONS = frozenset(_FORMATS)
+
+#: All formats that are read, whatever the name of the file. Others, such as PostScript, would start programs.
+_READ = sorted({one for formats in _FORMATS.values() for one in formats} - {"MPO"})  # which the reader of JPEG reads
 
 #: Pillow's exceptions for files that are empty, truncated, of another format, or of far too many pixels.
 UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
@@ -114,19 +117,20 @@ def picture_size(path: str) -> tuple[int, int]:
         OSError: The file is not a picture, or `read_picture` does not support its mode. The other exceptions of
             `UNDECODABLE` mean the same.
     """
-    if why := special_file(path):
-        raise OSError(why)
     with _opened(path) as file:
         return file.size
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[ImageFile]:
-    """Open a file, read its header, and raise OSError for modes without a defined value range."""
+    """Open a file, read its header, and raise OSError for modes without a defined value range.
+
+    So does every exception of Pillow, which has no fixed set of them for damaged files.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as file:
+        with open_to_read(path) as content, Image.open(content, formats=_READ) as file:
             if not _bits(file):
                 raise OSError(
                     f"mode {file.mode} does not define the value of white; save it with 8 or 16 bits per channel"
@@ -134,8 +138,12 @@ def _opened(path: str) -> Iterator[ImageFile]:
             yield file
     except UnidentifiedImageError as error:
         raise OSError("it is no picture of a known format") from error
+    except UNDECODABLE:
+        raise
     except Image.DecompressionBombError as error:
         raise OSError(str(error)) from error
+    except Exception as error:
+        raise OSError(f"Pillow fails on it: {type(error).__name__}: {error}") from error
 
 
 def _bits(file: ImageFile) -> int:

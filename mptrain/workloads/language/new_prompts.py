@@ -7,17 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.text.tokens import Vocabulary
 
 
 class NewPrompts(NewInputs):
-    """Texts, each a line of at least two tokens; one by one, because padding would be read as text."""
+    """Texts, each a line of at least two tokens, padded at their end, which no token before it reads."""
 
     unreadable = (ValueError,)
-    batch_size = 1
+    batch_size = 32  # a model reads the whole text again for each token that it writes
 
     def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         self.vocabulary = Vocabulary.from_card(card)
@@ -36,6 +36,6 @@ class NewPrompts(NewInputs):
         return numbers[-self._length - 1 :]
 
     def collate(self, samples: Sequence[Tensor]) -> Batch:
-        """Return the tokens of one text but the last, int64 ``[1, T]``, and as targets all but the first."""
-        (numbers,) = samples
-        return Batch(numbers[None, :-1], numbers[None, 1:], (len(numbers) - 1,))
+        """Return the tokens of texts but the last of each, int64 ``[N, T]``, and as targets all but the first."""
+        inputs, targets = padded([numbers[:-1] for numbers in samples]), padded([numbers[1:] for numbers in samples])
+        return Batch(inputs, targets, tuple(len(numbers) - 1 for numbers in samples))

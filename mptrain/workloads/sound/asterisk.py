@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mptrain.system.errors import DataError
+from mptrain.system.files import expanded, read_bytes
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.audio_files import RecordingError, read_recording
 
@@ -42,7 +44,7 @@ class AsteriskFiles:
 
     def prompts(self) -> list[tuple[str, Path, str]]:
         """Find the prompts as `asterisk_prompts` does."""
-        return asterisk_prompts(self.sounds.expanduser(), self.transcripts.expanduser())
+        return asterisk_prompts(expanded(self.sounds), expanded(self.transcripts))
 
 
 def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> list[tuple[str, Path, str]]:
@@ -57,9 +59,9 @@ def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> 
         if not place.exists():
             raise DataError(f"Asterisk prompts not found: looked for {place}", _HINT)
     try:
-        content = transcripts.read_bytes()
+        content = read_bytes(transcripts)
         text = (gzip.decompress(content) if transcripts.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{transcripts} cannot be read: {error}", _HINT) from error
     prompts = []
     for line in text.splitlines():

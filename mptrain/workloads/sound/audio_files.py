@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import os
-import struct
 import warnings
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mptrain.system.errors import DataError
 from mptrain.system.extras import load_extra
-from mptrain.workloads.base.data_files import special_file
+from mptrain.system.files import open_to_read
 
 #: Suffixes of recordings.
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
@@ -26,8 +26,8 @@ SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 #: Plausible sample rates in hertz; other values mean a broken header.
 RATES = range(1_000, 768_001)
 
-#: scipy's exceptions for WAV files that are broken or of another format, and its warning, made an exception.
-_BROKEN = (OSError, ValueError, EOFError, ArithmeticError, struct.error, UnboundLocalError, UserWarning)
+#: libsndfile's names of the formats that are read, whatever the name of the file.
+_FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
 
 _FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
@@ -47,7 +47,7 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
 
     Several channels are averaged. 16-bit mono files at the requested rate are returned unchanged. Other rates are
     converted by a polyphase filter (`scipy.signal.resample_poly`), and values outside the 16-bit range are clipped.
-    ``rate`` None keeps that of the file. With the extra ``speech`` files may have any format that libsndfile reads.
+    ``rate`` None keeps that of the file.
 
     Raises:
         RecordingError: The file is missing, broken, truncated or empty, or has values that are not finite.
@@ -61,16 +61,19 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
     wanted = rate or own_rate
     if samples.dtype == np.int16 and samples.ndim == 1 and own_rate == wanted:
         return torch.from_numpy(samples.copy())
-    values = _as_floats(samples)
-    if not np.isfinite(values).all():
-        raise RecordingError(path, "holds NaN or inf")
-    if values.ndim > 1:
-        values = values.mean(axis=1)
-    if own_rate != wanted:
-        divisor = math.gcd(wanted, own_rate)
-        values = resample_poly(values, wanted // divisor, own_rate // divisor)
-    whole = np.clip(np.rint(values * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE - 1)
-    return torch.from_numpy(whole.astype(np.int16))
+    try:
+        values = _as_floats(samples)
+        if not np.isfinite(values).all():
+            raise RecordingError(path, "holds NaN or inf")
+        if values.ndim > 1:
+            values = values.mean(axis=1)
+        if own_rate != wanted:
+            divisor = math.gcd(wanted, own_rate)
+            values = resample_poly(values, wanted // divisor, own_rate // divisor)
+        whole = np.clip(np.rint(values * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE - 1)
+        return torch.from_numpy(whole.astype(np.int16))
+    except MemoryError:
+        raise RecordingError(path, f"has {len(samples):,} samples, too many for the memory") from None
 
 
 def recording_seconds(path: str | Path) -> float:
@@ -79,18 +82,15 @@ def recording_seconds(path: str | Path) -> float:
     The errors are those of `read_recording`.
     """
     path = Path(path)
-    if why := special_file(path):
-        raise RecordingError(path, why)
     if path.suffix.lower() == ".wav":
         try:
-            with wave.open(str(path), "rb") as file:
+            with open_to_read(path) as content, wave.open(content, "rb") as file:
                 rate, samples = file.getframerate(), file.getnframes()
         except (wave.Error, EOFError, OSError, RuntimeError, ValueError):  # not plain PCM, or broken: read the file
-            rate, content = _decoded(path)
-            samples = len(content)
+            rate, decoded = _decoded(path)
+            samples = len(decoded)
     else:
-        about = _from_soundfile("info", path)
-        rate, samples = about.samplerate, about.frames
+        rate, samples = _from_soundfile(path, lambda sound: sound.frames)
     _require_sound(path, rate, samples)
     return float(samples / rate)
 
@@ -108,26 +108,28 @@ def _decoded(path: Path) -> tuple[int, Any]:
         from scipy.io import wavfile
 
         try:
-            with warnings.catch_warnings():
+            with open_to_read(path) as content, warnings.catch_warnings():
                 # Ignore chunks that scipy does not know, but not a file that ends too early.
                 warnings.simplefilter("ignore", wavfile.WavFileWarning)
                 warnings.filterwarnings("error", message="Reached EOF", category=wavfile.WavFileWarning)
-                rate, samples = wavfile.read(path)
-        except _BROKEN as error:
+                rate, samples = wavfile.read(content)
+        except Exception as error:  # scipy has no fixed set of them for damaged files; memory for a header's lie is one
             if "Unknown wave file format" not in str(error):
                 raise RecordingError(path, _reason(path, error)) from error
         else:
             return int(rate), samples
-    samples, rate = _from_soundfile("read", path, dtype="int16")
-    return int(rate), samples
+    return _from_soundfile(path, lambda sound: sound.read(dtype="int16"))
 
 
-def _from_soundfile(function: str, path: Path, **options: str) -> Any:
-    """Call ``soundfile.info`` or ``soundfile.read``, named by ``function``, on a file, and convert its errors."""
+def _from_soundfile(path: Path, of: Callable[[Any], Any]) -> tuple[int, Any]:
+    """Return the sample rate in hertz, and something of an open ``soundfile.SoundFile``; convert the errors."""
     library = load_extra("soundfile", "speech", f"reading {path.suffix or path.name} files")
     try:
-        return getattr(library, function)(str(path), **options)
-    except (library.LibsndfileError, OSError, ValueError) as error:
+        with open_to_read(path) as content, library.SoundFile(content.fileno(), closefd=False) as sound:
+            if sound.format not in _FORMATS:
+                raise ValueError(f"it has the format {sound.format}")
+            return int(sound.samplerate), of(sound)
+    except (library.LibsndfileError, OSError, ValueError, RuntimeError, TypeError, MemoryError) as error:
         raise RecordingError(path, _reason(path, error)) from error
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mptrain.system.errors import DataError
-from mptrain.system.files import read_bytes
+from mptrain.system.files import expanded, read_bytes
 from mptrain.workloads.base.data_files import files_below, walk
 from mptrain.workloads.base.faulty_samples import Faults
 
@@ -84,8 +84,8 @@ def find_parts(
     training data.
     """
     given = [paths] if isinstance(paths, Path) else paths
-    files = [file for path in given for file in _files_at(name, path.expanduser(), suffixes, hint, subfolders)]
-    if files == [path.expanduser() for path in given[:1]]:
+    files = [file for path in given for file in _files_at(name, expanded(path), suffixes, hint, subfolders)]
+    if files == [expanded(path) for path in given[:1]]:
         return {"train": files}
     return by_part(name, files, f"train{suffixes[0]}")
 

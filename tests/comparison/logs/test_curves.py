@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
+import sqlite3
 
 import numpy as np
 import pytest
 from small_runs import TINY, run_in_process
 
+from mptrain.comparison.logs import curves
 from mptrain.comparison.logs.curves import read_curve
 from mptrain.comparison.logs.question import Question
 from mptrain.comparison.logs.runs import read_curves
-from mptrain.runlog import read_run
-from mptrain.system.errors import DataError, MptrainError
+from mptrain.runlog import RunState, create_run, read_run
+from mptrain.system.errors import DataError, MptrainError, UsageError
 
 LOSSES = [2.5, 1.25, 0.75, 0.5]
 STEPS = [10, 20, 30, 40]
@@ -258,3 +261,231 @@ def test_a_path_that_exists_is_no_pattern(tmp_path):
     for name in ("x[0].csv", "x0.csv"):
         ((_, curve),) = read_curves([str(tmp_path / name)], question)
         assert [*curve.values] == [len(name)] * 2
+
+
+def test_a_choice_that_no_row_has_is_refused_with_what_there_is(tmp_path):
+    (tmp_path / "a.csv").write_text("step,split,loss\n1,train,3\n1,val,2\n")
+    with pytest.raises(DataError, match=r"no row of .* has split=dev") as refused:
+        read_curve(tmp_path / "a.csv", "loss", {"split": "dev"})
+    assert refused.value.hint == "there, split is train, val"
+    with pytest.raises(UsageError, match="has no rows with columns"):
+        read_curve(mlflow_folder(tmp_path), "loss", {"split": "val"})
+
+
+def test_event_files_of_processes_that_wrote_at_once_are_refused(tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    writers = [tensorboard.SummaryWriter(str(tmp_path / "tb"), filename_suffix=f".{rank}") for rank in (0, 1)]
+    for at in (1, 2, 3):
+        for rank, writer in enumerate(writers):
+            writer.add_scalar("loss", 3 / at + rank, at, walltime=1e9 + at)
+    for writer in writers:
+        writer.close()
+    with pytest.raises(DataError, match="processes that wrote at once"):
+        read_curve(tmp_path / "tb", "loss")
+
+
+def test_runs_of_an_experiment_of_mlflow_are_its_folders(tmp_path):
+    folder = mlflow_folder(tmp_path)
+    (folder.parent / "meta.yaml").write_text("name: some\n")
+    question = Question("loss", "equivalent", 0.01, math.nan, "last", paired=False, looks=1, lower_is_better=True)
+    assert [curve.path for _, curve in read_curves([str(folder.parent / "*")], question)] == [str(folder)]
+
+
+def event(step=1, **fields):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return Event(step=step, summary=Summary(value=[Summary.Value(tag="loss", **fields)])).SerializeToString()
+
+
+def event_file(folder, *contents, name="events.out.tfevents.1.x"):
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    folder.mkdir(exist_ok=True)
+    with (folder / name).open("wb") as file:
+        for content in contents:
+            RecordWriter(file).write(content)
+    return folder
+
+
+def foreign_tensors():
+    """Tensors that are no single number, by what is wrong with them."""
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+
+    def tensor(kind, *sizes, **values):
+        made = TensorProto(dtype=kind, **values)
+        for size in sizes:
+            made.tensor_shape.dim.add(size=size)
+        return made
+
+    return {
+        "a vector": tensor(1, 2, float_val=[1.0, 2.0]),
+        "a shape of a terabyte": tensor(1, 1 << 38, float_val=[1.0]),
+        "a negative size": tensor(1, -1, float_val=[1.0]),
+        "no value": tensor(1, tensor_content=b""),
+        "half a value": tensor(1, tensor_content=b"\0\0"),
+        "text": tensor(7, string_val=[b"high"]),
+        "an unknown kind": tensor(99),
+        "a complex number": tensor(8, scomplex_val=[1.0, 2.0]),
+    }
+
+
+@pytest.mark.parametrize("what", ["a vector", "a shape of a terabyte", "a negative size", "no value", "half a value", "text",
+                                  "an unknown kind", "a complex number"])  # fmt: skip
+def test_a_tensor_that_is_no_number_is_refused(tmp_path, what):
+    pytest.importorskip("tensorboard")
+    with pytest.raises(DataError, match=r"events.out.tfevents.1.x, record 1: loss is .*, not a number"):
+        read_curve(event_file(tmp_path / "tb", event(tensor=foreign_tensors()[what])), "loss")
+
+
+def test_event_files_hold_numbers_as_torch_and_keras_write_them(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    keras = [event(tensor=make_tensor_proto(value)) for value in (np.float32(0.5), np.array([2], dtype=np.int64))]
+    folder = event_file(tmp_path / "tb", event(2, simple_value=0.25))
+    event_file(folder, keras[0], name="events.out.tfevents.0.x")
+    assert read_curve(folder, "loss").values.tolist() == [0.5, 0.25]
+    assert read_curve(event_file(tmp_path / "one", keras[1]), "loss").values.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("content", [b"no event", b"\xff" * 40, b"\x0a"])
+def test_a_record_that_is_no_event_is_refused(tmp_path, content):
+    pytest.importorskip("tensorboard")
+    with pytest.raises(DataError, match="record 2: it is no event"):
+        read_curve(event_file(tmp_path / "tb", event(simple_value=0.5), content), "loss")
+
+
+def test_a_changed_byte_of_an_event_file_is_refused_and_a_missing_end_is_that_of_a_killed_process(tmp_path):
+    pytest.importorskip("tensorboard")
+    folder = event_file(tmp_path / "tb", *[event(simple_value=0.5)] * 3)
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    for cut in (1, 4, 20, 29):
+        file.write_bytes(whole[:-cut])
+        assert len(read_curve(folder, "loss").values) == 1  # of one step
+    for at in (2, 9, 13, len(whole) - 2):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(DataError, match=r"record \d: its checksum is wrong|has no"):
+            read_curve(folder, "loss")
+
+
+MLFLOW = "CREATE TABLE metrics (key, value, timestamp, run_uuid, step, is_nan)"
+
+
+def database_of(folder, *statements):
+    path = folder / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(path)) as made:
+        for one in statements:
+            made.execute(one)
+        made.commit()
+    return path / "R"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("'loss', 1.0, 1, 'R', NULL, 0", "row 1: step is None, not a whole number"),
+        ("'loss', 1.0, 1, 'R', 1.5, 0", "row 1: step is 1.5, not a whole number"),
+        ("'loss', 1.0, 1, 'R', x'00', 0", "row 1: step is b"),
+        ("'loss', 1.0, 1, 'R', 'one', 0", "row 1: step is 'one', not a number"),
+        ("'loss', NULL, 1, 'R', 1, 0", "row 1: loss is None, not a number"),
+        ("'loss', 'high', 1, 'R', 1, 0", "row 1: loss is 'high', not a number"),
+        ("'loss', x'ff', 1, 'R', 1, 0", "row 1: loss is b"),
+        ("7, 1.0, 1, 'R', 1, 0", "has no loss"),
+        ("NULL, 1.0, 1, 'R', 1, 0", "has no loss"),
+        ("CAST(x'ff' AS TEXT), 1.0, 1, 'R', 1, 0", "is no database of MLflow"),
+    ],
+)
+def test_rows_of_a_database_that_are_no_numbers_are_refused(tmp_path, row, said):
+    place = database_of(tmp_path, MLFLOW, f"INSERT INTO metrics VALUES ({row})")
+    with pytest.raises(DataError, match=re.escape(said)):
+        read_curve(place, "loss")
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT 'loss' AS key, 1.0 AS value, i AS timestamp, 'R' AS run_uuid, i AS step, 0 AS is_nan FROM n"  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (f"CREATE VIEW metrics AS {ENDLESS}",),
+        ("CREATE VIRTUAL TABLE metrics USING fts4(key, value, timestamp, run_uuid, step, is_nan)",),
+        ("CREATE TABLE runs (x)",),
+        (
+            "CREATE TABLE metrics (key)", "PRAGMA writable_schema=ON",
+            f"UPDATE sqlite_master SET sql = 'CREATE VIEW metrics AS {ENDLESS.replace(chr(39), chr(39) * 2)}'",
+        ),
+    ],
+)  # fmt: skip
+def test_only_a_table_of_metrics_is_read(tmp_path, statements):
+    with pytest.raises(DataError, match=r"has no table of metrics|is no database"):
+        read_curve(database_of(tmp_path, *statements), "loss")
+
+
+def test_a_database_that_takes_too_long_or_has_too_many_rows_is_refused(tmp_path, monkeypatch):
+    rows = f"INSERT INTO metrics {ENDLESS} LIMIT 20000"
+    place = database_of(tmp_path, MLFLOW, rows)
+    assert len(read_curve(place, "loss").values) == 20_000
+    monkeypatch.setattr(curves, "_MOST_ROWS", 19_999)
+    with pytest.raises(DataError, match="has more than 19,999 values of loss"):
+        read_curve(place, "loss")
+    monkeypatch.setattr(curves, "_QUERY_SECONDS", -1)
+    with pytest.raises(DataError, match="does not answer within"):
+        read_curve(place, "loss")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_pipes_beside_a_database_are_not_waited_for(tmp_path, ending):
+    place = database_of(tmp_path, MLFLOW)
+    os.mkfifo(tmp_path / f"mlflow.db{ending}")
+    with pytest.raises(MptrainError, match="it is a named pipe, not a file"):
+        read_curve(place, "loss")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("place", ["tb/events.out.tfevents.2.y", "run/metrics/loss", "run/metrics/other"])
+def test_pipes_inside_a_folder_are_refused_and_not_waited_for(tmp_path, place):
+    pytest.importorskip("tensorboard")
+    event_file(tmp_path / "tb", event(simple_value=0.5))
+    mlflow = tmp_path / "run/metrics"
+    mlflow.mkdir(parents=True)
+    (mlflow / "loss").write_text("1 0.5 1\n")
+    (tmp_path / place).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / place)
+    with pytest.raises(MptrainError, match=r"it is a named pipe, not a file|has no loss"):
+        read_curve(tmp_path / place.split("/", maxsplit=1)[0], "loss")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "events.out.tfevents.1", "trainer_state.json"])
+def test_a_log_of_a_terabyte_of_nothing_is_refused_at_once(tmp_path, name):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError):
+        read_curve(tmp_path / name, "loss")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"metrics": None}, "its metrics are no object"),
+        ({"metrics": [1]}, "its metrics are no object"),
+        ({"metrics": {"top1": None}}, "top1 is None, not a number"),
+        ({"metrics": {"top1": {"a": []}}}, "top1 is {'a': []}, not a number"),
+        ({"step": "x"}, "step is 'x', not a number"),
+        ({"step": 1.5}, "step is 1.5, not a whole number"),
+        ({"step": None}, "step is None, not a whole number"),
+        ({"step": 10**30}, "not a whole number"),
+        ({"split": ["val"]}, "has no val_top1"),
+    ],
+)
+def test_evaluations_of_a_run_that_are_no_numbers_are_refused(tmp_path, change, said):
+    run = create_run(tmp_path, "label", "run")
+    run.write_state(RunState(id="run", argv=(), command="").begin())
+    fields = {"event": "evaluation", "step": 1, "split": "val", "metrics": {"top1": 0.5}, **change}
+    run.paths.events.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}) + "\n")
+    with pytest.raises(DataError, match=re.escape(said)):
+        read_curve(run.paths.root, "val_top1")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import socket
 import struct
 import zlib
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults, checking, describe
@@ -17,7 +20,7 @@ from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.detection.detection_images import AnnotatedImage, Listing, PictureOptions, PictureSplit
 from mptrain.workloads.enhancement.patches import Photos
 from mptrain.workloads.images.datasets.image_folder import load_image_folder
-from mptrain.workloads.images.picture_files import picture_size, read_picture
+from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
 
 #: Values from the whole range of 16 bits, in an irregular order.
 DEEP = (np.arange(64, dtype=np.uint32) * 40503 % 65536).astype(np.uint16).reshape(8, 8)
@@ -213,3 +216,57 @@ def test_a_damaged_description_is_no_fault_of_the_pixels(tmp_path):
     faults = Faults()
     assert read_picture(str(tmp_path / "a.jpg"), 3, faults).size == (8, 6)
     assert not faults.remarks
+
+
+@pytest.mark.parametrize("kind", ["EPS", "ICO", "TGA", "PCX", "JPEG2000", "DDS"])
+def test_other_formats_are_not_tried_whatever_the_name(tmp_path, kind):
+    picture = Image.fromarray(np.zeros((16, 16, 3), dtype=np.uint8))
+    for ending in (".jpg", ".png", ".tif"):
+        picture.save(tmp_path / f"a{ending}", format=kind)
+        for read in (picture_size, lambda path: read_picture(path, 3, Faults())):
+            with pytest.raises(OSError, match="no picture of a known format"):
+                read(str(tmp_path / f"a{ending}"))
+
+
+@pytest.mark.parametrize("kind", ["BMP", "DIB", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP"])
+def test_formats_that_are_read_are_read_under_another_name(tmp_path, kind):
+    picture = Image.fromarray(np.full((16, 16, 3), 200, dtype=np.uint8))
+    picture.save(tmp_path / "a.jpg", format=kind)
+    found = read_picture(str(tmp_path / "a.jpg"), 3, Faults())
+    assert (found.size, abs(int(found.getpixel((8, 8))[0]) - 200) < 3) == ((16, 16), True)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("read", [picture_size, lambda path: read_picture(path, 3, Faults())])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s.png"))
+        for name, why in (
+            ("pipe", "a named pipe"),
+            ("link", "a named pipe"),
+            ("s", "a socket"),
+            ("folder", "directory"),
+        ):
+            with pytest.raises(OSError, match=why):
+                read(str(tmp_path / f"{name}.png"))
+
+
+def test_a_damaged_picture_raises_nothing_else(tmp_path):
+    draws, path = np.random.default_rng(0), tmp_path / "a.png"
+    for kind in ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"):
+        Image.fromarray(np.arange(768, dtype=np.uint8).reshape(16, 16, 3)).save(path, format=kind)
+        whole = path.read_bytes()
+        for at in draws.integers(0, len(whole), 40):
+            path.write_bytes(whole[:at] + draws.bytes(2) + whole[at + 2 :])
+            with contextlib.suppress(UNDECODABLE):
+                read_picture(str(path), 3, Faults())
+
+
+def test_an_exception_of_pillow_itself_is_a_damaged_picture(tmp_path, monkeypatch):
+    Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda *_: {}["x"])
+    with pytest.raises(OSError, match="Pillow fails on it: KeyError: 'x'"):
+        read_picture(str(tmp_path / "a.png"), 3, Faults())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import os
 import wave
 
 import numpy as np
@@ -140,4 +142,49 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.wav").write_bytes(b"")
     monkeypatch.setattr(wavfile, "read", refuse)
     with pytest.raises(RecordingError, match=r"a.wav: cannot be read: Permission denied$"):
+        read_recording(tmp_path / "a.wav")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("read", [read_recording, recording_seconds])
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".mp3"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, read, suffix):
+    pytest.importorskip("soundfile")
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"null{suffix}").symlink_to("/dev/null")
+    for name, why in (("pipe", "it is a named pipe"), ("null", "it is a device")):
+        with pytest.raises(RecordingError, match=f"cannot be read: {why}, not a file"):
+            read(tmp_path / f"{name}{suffix}")
+
+
+@pytest.mark.parametrize("kind", ["AIFF", "AU", "CAF", "W64"])
+def test_other_formats_are_refused_whatever_the_name(tmp_path, kind):
+    soundfile = pytest.importorskip("soundfile")
+    for name in ("a.flac", "a.ogg", "a.wav"):
+        soundfile.write(tmp_path / name, tone(8000), 8000, format=kind)
+        with pytest.raises(RecordingError, match=f"the format {kind}|not understood"):
+            read_recording(tmp_path / name)
+
+
+def test_a_damaged_recording_raises_nothing_else(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    draws = np.random.default_rng(0)
+    for kind in ("WAV", "RF64", "FLAC", "OGG"):
+        soundfile.write(content := io.BytesIO(), tone(8000), 8000, format=kind)
+        whole = content.getvalue()
+        path = tmp_path / ("a.wav" if kind in ("WAV", "RF64") else "a.flac")
+        for at in draws.integers(0, 90, 40):
+            path.write_bytes(whole[:at] + draws.choice([b"\0\0", b"\xff\xff", b"\x7f\xff"]) + whole[at + 2 :])
+            for read in (read_recording, recording_seconds):
+                with contextlib.suppress(RecordingError):
+                    read(path)
+
+
+def test_a_recording_that_memory_cannot_hold_is_named(tmp_path, monkeypatch):
+    def full(samples):
+        raise MemoryError
+
+    wavfile.write(tmp_path / "a.wav", 8000, np.zeros((90, 2), np.int16))
+    monkeypatch.setattr("mptrain.workloads.sound.audio_files._as_floats", full)
+    with pytest.raises(RecordingError, match=r"a.wav: has 90 samples, too many for the memory"):
         read_recording(tmp_path / "a.wav")

@@ -9,6 +9,7 @@ import torch
 from loops import each
 
 from mptrain.system.errors import ConfigError, DataError
+from mptrain.workloads.base.faulty_samples import checking
 from mptrain.workloads.text.datasets.docstrings import PACKAGES, load_docstrings
 from mptrain.workloads.text.datasets.labelled_files import load_labelled_text
 from mptrain.workloads.text.subwords import PAD
@@ -88,6 +89,15 @@ def test_a_line_without_a_label_or_a_text_is_named(tmp_path, name, content, reas
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=reason):
         load_labelled_text(path=tmp_path / name)
+
+
+def test_a_file_of_unusable_lines_alone_says_what_they_have(tmp_path):
+    (tmp_path / "a.tsv").write_text('"cat"\t"film\twith a tab"\n' * 9)
+    with pytest.raises(DataError, match=r"has no labelled text: .*a\.tsv line 1: its label is in quotes"):
+        load_labelled_text(path=tmp_path / "a.tsv", on_error="skip")
+    with checking() as seen, pytest.raises(DataError, match="its label is in quotes"):
+        load_labelled_text(path=tmp_path / "a.tsv")
+    assert len(seen.stopping) == 9
 
 
 def test_unusable_lines_can_be_skipped_and_are_counted(tmp_path, stops_or_skips):

@@ -196,6 +196,7 @@ class TestFiles:
             (b"a source without a target\t", "column 2 is empty"),
             (b"\ta target without a source", "column 1 is empty"),
             (b"caf\xe9\tcoffee", "byte 4 is not UTF-8"),
+            (b'"one house\tand more"\t"ein Haus"', "a tab stands within quotes"),
         ],
     )
     def test_a_line_that_cannot_be_used_stops_or_is_counted(self, tmp_path, stops_or_skips, line, why):
@@ -224,6 +225,9 @@ class TestFiles:
         with pytest.raises(DataError) as caught:
             load_pairs(path=tmp_path)
         assert caught.value.hint.startswith(f"rename {tmp_path / 'corpus.txt'} to train.tsv, or set dataset.path")
+        (tmp_path / "test.tsv").write_text("\tno source\n" * 3)
+        with pytest.raises(DataError, match=r"has no pairs: .*test\.tsv line 1: column 1 is empty"):
+            load_pairs(path=tmp_path / "test.tsv", on_error="skip")
         (tmp_path / "test.tsv").write_text("\n\n")
         with pytest.raises(DataError, match="has no pairs"):
             load_pairs(path=tmp_path / "test.tsv")

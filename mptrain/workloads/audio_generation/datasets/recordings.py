@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
+from mptrain.system.files import expanded, read_text
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
 from mptrain.workloads.base.data_files import as_stored, files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
@@ -46,7 +47,7 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
         DataError: There are no recordings, or one is unusable and ``on_error`` is ``stop``.
         ConfigError: No recording is left to train on.
     """
-    name, root = options.name, options.root.expanduser()
+    name, root = options.name, expanded(options.root)
     letters, faults = Alphabet(options.alphabet), Faults(options.on_error)
     files = _sound_files(root, name)
     found = sorted({_speaker_of(file, root) for file in files}) if options.speakers else [""]
@@ -55,7 +56,7 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
     for file in texts or files:
         try:
             samples = max(1, round(recording_seconds(file) * options.rate))
-            said = letters.known_numbers(_read_text(texts[file])) if texts else ()
+            said = letters.known_numbers(_text_of(texts[file])) if texts else ()
         except RecordingError as error:
             faults.report({str(file): error.reason})
         else:
@@ -105,8 +106,8 @@ def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
     return found
 
 
-def _read_text(path: Path) -> str:
+def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RecordingError(path, f"its text file {path.name} cannot be read: {error}") from error

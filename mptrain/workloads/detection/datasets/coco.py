@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.system.errors import DataError
-from mptrain.system.files import read_bytes
+from mptrain.system.files import expanded, read_bytes
 from mptrain.workloads.base.data_files import NO_DOWNLOAD
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
@@ -50,7 +50,7 @@ def load_coco(options: CocoOptions) -> PictureDataset:
         ConfigError: There are fewer samples than requested.
     """
     lists = {"train": options.train, "val": options.val, "test": options.test}
-    read = {part: read_instances(options.root.expanduser(), name) for part, name in lists.items() if name}
+    read = {part: read_instances(expanded(options.root), name) for part, name in lists.items() if name}
     categories = read["train"].categories
     parts = {}
     empty_boxes = 0

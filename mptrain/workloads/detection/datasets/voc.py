@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from mptrain.system.errors import ConfigError, DataError, did_you_mean
-from mptrain.system.files import read_bytes, read_text
+from mptrain.system.files import expanded, read_bytes, read_text
 from mptrain.workloads.base.data_files import NO_DOWNLOAD, as_stored, composed, fetching
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
@@ -64,7 +64,7 @@ def load_voc(options: VocOptions) -> PictureDataset:
         raise ConfigError(
             f"dataset.classes={list(names)} must be one or more unique names", "set dataset.classes=[cat, dog]"
         )
-    root = options.root.expanduser()
+    root = expanded(options.root)
     parts = {}
     for part, lists in {"train": options.train, "val": options.val, "test": options.test}.items():
         if lists:

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.system.files import expanded
 from mptrain.workloads.base.data_files import package_folders, walk
 from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.enhancement.photo_dataset import PhotoDataset
@@ -77,7 +78,7 @@ class PhotoFolder(PhotoDataset):
 
     @override
     def files(self) -> dict[str, list[str]]:
-        root = self.root.expanduser()
+        root = expanded(self.root)
         train = root / "train"
         found = {"train": _photos_in(train if train.is_dir() else root)}
         for split in ("val", "test"):

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
+from mptrain.system.files import expanded
 from mptrain.workloads.base.data_files import fetching, missing
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
@@ -35,7 +36,7 @@ class Cifar(MemoryDataset):
     def read(self) -> tuple[Samples, Samples]:
         from torchvision import datasets
 
-        root = self.root.expanduser()
+        root = expanded(self.root)
         if not self.download and not (root / self.folder).is_dir():
             raise missing(self.published, str(root / self.folder))
         reader = getattr(datasets, self.published)

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import DataError
-from mptrain.system.files import read_bytes
+from mptrain.system.files import expanded, read_bytes
 from mptrain.workloads.base.data_files import fetching, missing
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
@@ -47,7 +47,7 @@ class FashionMNIST(MemoryDataset):
 
     @override
     def read(self) -> tuple[Samples, Samples]:
-        root = self.root.expanduser()
+        root = expanded(self.root)
         paths = find_files(root, DEBIAN)
         if paths is None and self.download:
             with fetching("Fashion-MNIST", root, root / _TORCHVISION):

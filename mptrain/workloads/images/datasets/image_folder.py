@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.fields import BelowOneOrZero, Fraction, NonNegativeInt, PositiveInt
+from mptrain.system.files import expanded
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import composed
 from mptrain.workloads.base.dataset import FileFacts, IndependentSamples, Survey
@@ -110,7 +111,7 @@ class ClassFolders(ImageDataset):
             *statistics(mean, std, self.normalise), side, channels, fit="crop", centre=CENTRE
         )
         self._by_default, unlisted = False, Unlisted()
-        self.class_names, parts = self._find(self.root.expanduser(), unlisted)
+        self.class_names, parts = self._find(expanded(self.root), unlisted)
         self.warnings, self._other_files = unlisted.sentences(), dict(unlisted.extensions)
         varied = variation(self.augment, self.random_erasing, tuple(round(255 * value) for value in mean))
         self._splits = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
+from mptrain.system.files import expanded
 from mptrain.workloads.base.data_files import as_stored, composed, files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
@@ -74,7 +75,7 @@ def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
 def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Utterance], Faults]:
     """Return the usable utterances of a manifest or folder, sorted by path, and the record of the unusable ones."""
     found = []
-    for entry in entries_of(place.expanduser(), faults):
+    for entry in entries_of(expanded(place), faults):
         utterance = Utterance(entry.path, form.alphabet.spelled(entry.text), 0, entry.where)
         try:
             samples = round(_seconds(entry) * form.features.rate)

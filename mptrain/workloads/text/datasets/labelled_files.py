@@ -52,7 +52,7 @@ def load_labelled_text(options: LabelledFileOptions) -> LabelledDataset:
         for part, files in found.items()
     }
     if not read["train"]:
-        raise DataError(f"{options.name}: {found['train'][0]} has no labelled text", _HINT)
+        raise DataError(f"{options.name}: {found['train'][0]} has no labelled text{faults['train'].first()}", _HINT)
     return labelled_as_dataset(options.name, read, options, faults, found)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mptrain.system.errors import DataError
 from mptrain.system.fields import PositiveInt
-from mptrain.system.files import read_bytes
+from mptrain.system.files import expanded, read_bytes
 from mptrain.workloads.base.data_files import files_below, package_folders
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
@@ -57,7 +57,7 @@ def load_gettext(options: GettextOptions) -> PairDataset:
     """
     name, path, language = options.name, options.path, options.language
     package = options.package or ""
-    folders = package_folders(package) if path is None else [path.expanduser()]
+    folders = package_folders(package) if path is None else [expanded(path)]
     if not folders:
         raise DataError(
             f"{name}: the package {package!r} is not installed",

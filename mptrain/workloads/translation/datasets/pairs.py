@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
         for part, files in found.items()
     }
     if not read["train"]:
-        raise DataError(f"{name}: {found['train'][0]} has no pairs", _HINT)
+        raise DataError(f"{name}: {found['train'][0]} has no pairs{faults['train'].first()}", _HINT)
     return pairs_as_dataset(name, read, options, faults, found)
 
 
@@ -91,6 +92,11 @@ def _pair_in(line: str, columns: tuple[int, int]) -> Pair | str:
         return (
             f"{len(cells)} column{'s' if len(cells) > 1 else ''} between tabs, but dataset.columns has {max(columns)}"
         )
+    apart = len(cells) > max(columns)
+    if apart and any(
+        one[:1] == '"' != one[-1:] and two[-1:] == '"' != two[:1] for one, two in itertools.pairwise(cells)
+    ):
+        return "a tab stands within quotes, and every tab ends a column: quotes around cells mean nothing here"
     source, target = (tidied(cells[column - 1]) for column in columns)
     if not source or not target:
         return f"column {columns[1] if source else columns[0]} is empty"

@@ -13,6 +13,7 @@ from typing import Literal
 
 from mptrain.system.errors import DataError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.files import expanded
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import decoded, read_content
@@ -46,7 +47,7 @@ def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
     DataError is raised if it is missing or has no sentences, EnvironmentRefused if sentencepiece is not installed.
     """
     path, faults = options.path, Faults(options.on_error)
-    pairs = read_sentences(path.expanduser(), faults)
+    pairs = read_sentences(expanded(path), faults)
     if not pairs:
         raise DataError(
             f"{path} has no line 'German | sentence :: English | sentence'", "set dataset.path to the dictionary"
