@@ -50,12 +50,13 @@ def end_at_signals() -> Iterator[None]:
     """Let SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, for code outside of training.
 
     `SignalListener` replaces these handlers while a run trains. Raises Preempted if a signal arrived and the code
-    inside did not handle it. While a module is imported, a signal ends the process without an exception, which would
-    leave C extensions half initialised: torch then aborts, or the interruption is reported as an error of a module.
+    inside did not handle it. While a module is imported or a configuration is composed, a signal ends the process
+    without an exception. That would leave C extensions half initialised: torch then aborts, or the interruption is
+    reported as an error of a module; clean-up code of Hydra and OmegaConf turns it into an error of the configuration.
     """
 
     def receive(number: int, frame: FrameType | None) -> None:
-        if _imports(frame):
+        if _imports_or_composes(frame):
             leave_at_once(number)
         if number == signal.SIGINT:
             signal.default_int_handler(number, frame)
@@ -72,10 +73,13 @@ def end_at_signals() -> Iterator[None]:
 _AT_ONCE = "ended at once; nothing was being trained"
 
 
-def _imports(frame: FrameType | None) -> bool:
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+def _imports_or_composes(frame: FrameType | None) -> bool:
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package in ("hydra", "omegaconf") or frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 def leave_at_once(number: int, frame: FrameType | None = None) -> None:

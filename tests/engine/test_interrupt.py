@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -31,6 +33,26 @@ def test_a_signal_ends_at_once_what_would_not_hear_it(number):
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
+
+
+COMPOSING = """
+import os, signal
+from omegaconf import OmegaConf
+from mptrain.engine.interrupt import end_at_signals
+OmegaConf.register_new_resolver("asked", lambda: os.kill(os.getpid(), signal.{number}))
+with end_at_signals():
+    OmegaConf.to_container(OmegaConf.create({{"a": "${{asked:}}"}}), resolve=True)
+"""
+
+
+@pytest.mark.parametrize("number, code, said", [("SIGINT", 130, "interrupted"), ("SIGTERM", 75, "stopped: SIGTERM")])
+def test_no_clean_up_of_a_composition_makes_an_error_of_a_signal(number, code, said):
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPOSING.format(number=number)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == code, ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stderr.startswith(said)
 
 
 def test_no_handler_of_errors_takes_a_signal_for_one():
