@@ -45,7 +45,9 @@ with end_at_signals():
 """
 
 
-@pytest.mark.parametrize("number, code, said", [("SIGINT", 130, "interrupted"), ("SIGTERM", 75, "stopped: SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 75, "stopped: SIGTERM")]
+)
 def test_no_clean_up_of_a_composition_makes_an_error_of_a_signal(number, code, said):
     ended = subprocess.run(
         [sys.executable, "-c", COMPOSING.format(number=number)], capture_output=True, text=True, check=False
