@@ -11,7 +11,6 @@ from mptrain.cli.command import Outcome
 from mptrain.cli.messages import report, say
 from mptrain.numerics.words import counted, moment, plain
 from mptrain.report.page import Bullets, Text, table
-from mptrain.report.report_files import write_runs
 from mptrain.report.run_list import FoundRun, filtered, find_runs, ordered, runs_table, sort_notes
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.removal import remove_leftovers, remove_run, size_of
@@ -46,7 +45,11 @@ def list_runs(arguments: Namespace) -> Outcome:
     shown = [f"only runs with {', '.join(arguments.filter)}"] if arguments.filter else []
     if arguments.prune:
         return _prune(runs, notes, folder, arguments)
-    files = write_runs(folder, runs, [*notes, *shown], arguments.sort) if arguments.html else None
+    files = None
+    if arguments.html:
+        from mptrain.report.report_files import write_runs  # a list needs none of what pages need
+
+        files = write_runs(folder, runs, [*notes, *shown], arguments.sort)
 
     def show() -> None:
         if files:

@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from mptrain.system.errors import StorageError
@@ -183,9 +183,10 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
     The direct entries of ``folder`` are checked, and the folders ``inside`` recursively. Raise StorageError for
     the first link.
     """
-    with storage_errors(folder, "read"):
-        links = sorted(entry for entry in folder.iterdir() if entry.is_symlink()) if folder.is_dir() else []
-    for place in () if links else inside:
+    with storage_errors(folder, "read"), os.scandir(folder) if folder.is_dir() else nullcontext(()) as entries:
+        kinds = {entry.name: entry.is_symlink() for entry in entries}
+    links = sorted(folder / name for name, is_link in kinds.items() if is_link)
+    for place in () if links else (place for place in inside if place.name in kinds):
         for parent, folders, files in os.walk(place):  # ignores entries that an active run removes meanwhile
             links += [path for name in sorted([*folders, *files]) if (path := Path(parent, name)).is_symlink()]
     if links:
