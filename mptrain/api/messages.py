@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+from mptrain.numerics.words import plain
 from mptrain.system.errors import ConfigError, MptrainError
+from mptrain.system.masking import masked
 
 _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
@@ -40,7 +42,11 @@ def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments,
 
 
 def _in_python(text: str) -> str:
-    """Return a message with arguments for options, but for commands that it names (``mptrain ... --html``)."""
+    """Return a message with arguments for options, but for commands that it names (``mptrain ... --html``).
+
+    It has neither control characters nor secrets, as on the command line: a traceback shows it in a terminal or a log.
+    """
+    text = plain(masked(text), lines=True)
     for option, argument in _OTHERWISE.items():
         text = text.replace(option, argument)
     before, command, after = re.split(r"((?<!\S)mptrain )", text, maxsplit=1) if "mptrain " in text else (text, "", "")

@@ -185,6 +185,7 @@ def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
             yield str(one)
 
 
+@in_python
 def open_run(run: str | Path) -> Run:
     """Open a run by its directory, its name below ``outputs``, or ``last`` for the run that was started last.
 

@@ -116,8 +116,9 @@ class RunFiles(RecordFiles):
     def __init__(self, root: Path, loop: WatchedLoop) -> None:
         root = root.absolute()
         super().__init__(RunPaths(root).ranks / "0" if loop.sharded else root)
-        if root.exists():
-            raise StorageError(f"{root} exists", "choose another folder for each run")
+        with storage_errors(root, "read"):
+            if root.exists():
+                raise StorageError(f"{root} exists", "choose another folder for each run")
         self._directory = create_run(root.parent, "", root.name)
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(self._directory.lock())

@@ -18,6 +18,7 @@ from mptrain.comparison.logs.question import lower_is_better
 from mptrain.config.value_checks import show
 from mptrain.numerics.words import UNKNOWN, counted, moment, number
 from mptrain.report.page import Bullets, Cell, Page, Table, Tone, section, table
+from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import runs_below
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.system.errors import StorageError, UsageError, either, suggest
@@ -125,7 +126,9 @@ def find_runs(folder: Path) -> tuple[list[FoundRun], list[str]]:
 
     Raise StorageError if the folder does not exist.
     """
-    if not folder.is_dir():
+    with storage_errors(folder, "read"):
+        is_folder = folder.is_dir()
+    if not is_folder:
         beside = [str(one) for one in folder.parent.glob("*") if one.is_dir()]
         hint = suggest(str(folder), beside, "give the folder that holds the runs, run.root")
         raise StorageError(f"there is no folder {folder}", hint)

@@ -195,8 +195,9 @@ def open_run(path: Path, *, any_version: bool = False) -> RunDirectory:
         StorageError: The directory does not exist, has no ``run.json``, or contains symbolic links.
     """
     paths = RunPaths(path)
-    if not path.is_dir():
-        raise StorageError(f"no run directory {path}", _meant(path))
+    with storage_errors(path, "read"):
+        if not path.is_dir():
+            raise StorageError(f"no run directory {path}", _meant(path))
     if not paths.run_json.exists():
         if paths.lock.exists() and _was_killed_early(paths):
             why = f"{path} has no {RUN_JSON}: the run was killed before training started"
@@ -246,8 +247,9 @@ def find_run(run: str, root: Path = Path("outputs")) -> RunDirectory:
     StorageError if it does not exist, or has no ``config.yaml`` (yet).
     """
     named = root / run  # the run.name of the run
-    is_run = RunPaths(Path(run)).run_json.exists()  # a folder of the same name may have the data
-    place = named if named.is_dir() and not is_run else Path(run)
+    with storage_errors(named, "read"):
+        is_run = RunPaths(Path(run)).run_json.exists()  # a folder of the same name may have the data
+        place = named if named.is_dir() and not is_run else Path(run)
     directory = last_run(root) if run == "last" else open_run(place)
     if not directory.paths.config.exists():
         killed = not any(True for _ in manifests_in(directory.paths.checkpoints))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from report.folders import make_run
 
 import mptrain
@@ -52,3 +53,22 @@ def test_a_mistake_is_answered_in_words_of_python(folder, kind):
 def test_names_of_the_package_are_completed():
     assert {"train", "compare", "open_run", "watch", "MptrainError"} < set(dir(mptrain))
     assert all(getattr(mptrain, name) is not None for name in dir(mptrain))
+
+
+@pytest.mark.parametrize("look", [mptrain.open_run, mptrain.runs, mptrain.recommend])
+def test_a_name_that_no_file_can_have_is_an_error_of_ours(look):
+    with pytest.raises(MptrainError, match="too long"):
+        look("x" * 300)
+
+
+def test_a_watch_into_a_name_that_no_folder_can_have_is_refused():
+    net = torch.nn.Linear(2, 2)
+    with pytest.raises(MptrainError, match="too long"):
+        mptrain.watch(net, torch.optim.SGD(net.parameters(), 0.1), dir="x" * 300)
+
+
+def test_an_error_has_no_control_characters_and_no_secrets(monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "hunter2hunter2")
+    with pytest.raises(MptrainError) as caught:
+        mptrain.open_run("a\x1b[31mhunter2hunter2")
+    assert "no run directory a\\x1b[31m${oc.env:API_TOKEN}" in str(caught.value)
