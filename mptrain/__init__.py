@@ -10,34 +10,27 @@ finds a loss scale for it.
 
 __version__ = "0.2.0"
 
-#: Names for Python programs, and their modules, which are imported when they are used.
-_FUNCTIONS = {
-    "MptrainError": ("mptrain.system.errors", "MptrainError"),
-    "compare": ("mptrain.api.compare", "compare"),
-    "diagnose": ("mptrain.inspection.loop_checks", "diagnose"),
-    "doctor": ("mptrain.inspection.loop_checks", "doctor"),
-    "open_run": ("mptrain.api.run", "open_run"),
-    "recommend": ("mptrain.report.forecast_page", "recommend"),
-    "runs": ("mptrain.api.run", "runs"),
-    "train": ("mptrain.api.train", "train"),
-    "watch": ("mptrain.integrations.watch", "watch"),
-}
-
 
 def __dir__() -> list[str]:
     """Return the names for Python programs, for completion."""
-    return [*globals(), *_FUNCTIONS]
+    from mptrain.shelves import FUNCTIONS
+
+    return [*globals(), *FUNCTIONS]
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """Return a function for Python programs."""
-    if name not in _FUNCTIONS:
+    """Return a function for Python programs, from its module, which is imported when it is used."""
+    from mptrain.shelves import FUNCTIONS, SHELVES, missing
+
+    if name not in FUNCTIONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module, function = _FUNCTIONS[name]
     try:
-        return getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(FUNCTIONS[name]), name)
     except ModuleNotFoundError as error:
+        for shelf, (package, _) in SHELVES.items():
+            if error.name == package:
+                raise missing(shelf, f"mptrain.{name}") from None
         hint = "install mptrain with its dependencies (pip install -e . in its folder)"
         raise ImportError(f"mptrain.{name} needs {error.name}, which is not installed: {hint}") from error

@@ -9,9 +9,9 @@ import threading
 import time
 from pathlib import Path
 
-from mptrain.cli.sweep import PROGRAM
 from mptrain.runlog import RunDirectory, RunPaths, RunState, write_summary
-from mptrain.sweep.executor import Program
+from mptrain.study.commands.sweep import PROGRAM
+from mptrain.study.sweep.executor import Program
 from mptrain.system.errors import DataError, NumericsError, Preempted
 from mptrain.system.records import EvalRecord, ProgressRecord, StepRecord
 

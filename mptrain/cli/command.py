@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mptrain.system.errors import UsageError, either
 
@@ -218,13 +218,13 @@ class Outcome:
     Attributes:
         code: Exit code of the command.
         show: Function that prints the result as text.
-        data: Function that returns the object which ``--json`` prints instead, given the module
-            `mptrain.cli.answers`, which imports more than the text needs.
+        data: Function that returns the object which ``--json`` prints instead, an `mptrain.cli.answers.answer.Answer`.
+            It imports the class of the object, which needs more than the text.
     """
 
     code: int
     show: Callable[[], None]
-    data: Callable[[Any], Any]
+    data: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -302,6 +302,26 @@ class Command:
         """Largest number of arguments besides ``KEY=VALUE``."""
         named = [[one for one in usage.arguments if not one.key] for usage in self.usages]
         return max(math.inf if any(one.repeats for one in some) else len(some) for some in named)
+
+
+_Run = TypeVar("_Run", bound=Callable[["Namespace"], int | Outcome])
+
+#: Commands that were entered, by name.
+ENTERED: dict[str, Command] = {}
+
+
+def command(
+    about: str, *arguments: Argument, also: Sequence[Usage] = (), options: Sequence[Option] = ()
+) -> Callable[[_Run], _Run]:
+    """Enter a function, named after its command, into the table: how it is usually called, other ways, its options."""
+
+    def enter(run: _Run) -> _Run:
+        usages = (Usage(about, arguments), *also)
+        name = run.__name__.removeprefix("_")
+        ENTERED[name] = Command(run, name, usages, tuple(options))
+        return run
+
+    return enter
 
 
 def read_options(options: Sequence[Option], words: Sequence[str]) -> tuple[Namespace, list[str]]:

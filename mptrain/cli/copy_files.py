@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mptrain import shelves
 from mptrain.cli.messages import say
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Option
-from mptrain.recipe.catalogue import recipe_names
 from mptrain.runlog.directory import require_outside_runs
 from mptrain.system.errors import EXIT_OK, StorageError, UsageError, either, near_names
 
@@ -40,12 +41,13 @@ def copy_files(arguments: Namespace) -> int:
         StorageError: The folder cannot be written.
     """
     words = arguments.words
+    recipes = study.recipe_names() if (study := shelves.find("study")) else []
     source, equals, name = words[0].partition("=")
     group, _, option = source.rpartition("/")
     name = name if equals else f"my_{option}"
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(f"'{name}' cannot be the name of a copy", "use letters, digits, '_', '-' and '.'")
-    if not group and source in recipe_names():
+    if not group and source in recipes:
         folder = Path(*words[1:] or [RECIPES])
         _copy(location.recipes() / source, folder / name, words[0])
         say(f"copied {folder / name}\nedit it, then: {shlex.join(['mptrain', 'reproduce', str(folder / name)])}")
@@ -53,7 +55,9 @@ def copy_files(arguments: Namespace) -> int:
     catalogue = Catalogue([location.configs()])
     found = catalogue.groups.get(group, {}).get(option)
     if found is None:
-        raise UsageError(f"there is no {f'option {source}' if group else f'recipe {source}'}", _near(source, catalogue))
+        raise UsageError(
+            f"there is no {f'option {source}' if group else f'recipe {source}'}", _near(source, catalogue, recipes)
+        )
     if name in catalogue.groups[group]:
         raise UsageError(
             f"{group}={name} is mptrain's own, which --config-dir does not replace",
@@ -94,7 +98,7 @@ def _renamed(option: Option, name: str) -> str:
     return re.sub(rf"^(\s*name: ){re.escape(option.name)}(?=\s|$)", rf"\g<1>{name}", text, count=1, flags=re.MULTILINE)
 
 
-def _near(source: str, catalogue: Catalogue) -> str:
+def _near(source: str, catalogue: Catalogue, recipes: Sequence[str]) -> str:
     """Return the hint for something that cannot be copied."""
     group, _, name = source.rpartition("/")
     if group in catalogue.groups:
@@ -102,7 +106,7 @@ def _near(source: str, catalogue: Catalogue) -> str:
         return f"did you mean {either(names)}?" if names else f"mptrain list {group} shows the options"
     if source in catalogue.groups:
         return f"write mptrain copy {source}/OPTION; mptrain list {source} shows the options"
-    near = near_names(source, recipe_names())
+    near = near_names(source, recipes)
     if not near or catalogue.options(name):
         options = dict.fromkeys(option for options in catalogue.groups.values() for option in options)
         near = [f"{one.group}/{one.name}" for close in near_names(name, options) for one in catalogue.options(close)]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mptrain import shelves
 from mptrain.cli.messages import line_width, supports_colour, without_control_characters, wrap_words
 from mptrain.config import location
 from mptrain.config.catalogue import SHARED, Catalogue, Entry, Option
@@ -43,7 +44,7 @@ def list_groups(arguments: Namespace) -> int:
             texts.append("\n".join([bold(f"every {name}"), *_rows(map(in_short, shared))]))
         print("\n\n".join(texts))
     elif name == "recipes":
-        _list_recipes()
+        shelves.load("study", "mptrain list recipes").print_recipes()
     else:
         known = [*catalogue.groups, "recipes"]
         hint = suggest(name, known, f"groups are {', '.join(known)}")
@@ -52,16 +53,6 @@ def list_groups(arguments: Namespace) -> int:
             hint = f"{name} is an option of {group}: write mptrain list {group} or mptrain help {name}"
         raise UsageError(f"there is no group '{name}'", hint)
     return EXIT_OK
-
-
-def _list_recipes() -> None:
-    from mptrain.cli.reproduce import print_recipe
-    from mptrain.recipe.catalogue import find_recipe, recipe_names
-
-    for position, name in enumerate(recipe_names()):
-        if position:
-            print()
-        print_recipe(find_recipe(name))
 
 
 def catalogue_with(config_dirs: Sequence[str]) -> Catalogue:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mptrain import __version__
+from mptrain import __version__, shelves
 from mptrain.cli.command import Command
 from mptrain.cli.command_line import command_first, command_hint, parse, refuse_blanks
 from mptrain.cli.commands import COMMANDS
@@ -158,6 +158,8 @@ def _dispatch(words: list[str]) -> int:
             raise UsageError(f"--version takes no arguments, but got '{words[1]}'")
         print(f"mptrain {__version__}")
         return EXIT_OK
+    if command is None and (shelf := shelves.of_command(first)):
+        raise shelves.missing(shelf, f"mptrain {first}")
     if command is None and words and "=" not in first and not first.startswith(("-", "~")):
         raise UsageError(f"'{first}' is not a command", command_hint(first))
     words = words[1:] if command else words
@@ -180,10 +182,10 @@ def _run(command: Command, arguments: Namespace) -> int:
         outcome = command.run(arguments)
         if isinstance(outcome, int):
             return outcome
-        from mptrain.cli import answers
+        from mptrain.cli.answers.answer import print_answer
 
-        answer = outcome.data(answers)
-    answers.print_answer(answer)
+        answer = outcome.data()
+    print_answer(answer)
     return outcome.code
 
 

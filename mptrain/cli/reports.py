@@ -1,4 +1,4 @@
-"""``mptrain report``, ``mptrain recommend`` and ``mptrain replay``: write reports from records, and print them."""
+"""``mptrain report``: writes reports from records."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.cli.blocks import print_blocks
+from mptrain import shelves
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say
-from mptrain.cli.places import place
-from mptrain.report.forecast_page import recommend
-from mptrain.report.page import Code, Text
-from mptrain.report.report_files import ReportFiles, write_forecast, write_page, write_replay, write_report
-from mptrain.runlog.atomic_files import folder_at_once
-from mptrain.runlog.directory import RunDirectory, last_run, open_run
-from mptrain.system.errors import EXIT_DATA, EXIT_OK, UsageError
+from mptrain.cli.places import place_or_last
+from mptrain.report.report_files import ReportFiles, write_report
+from mptrain.runlog.directory import RunDirectory, open_run
+from mptrain.system.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
-    from mptrain.report.replay_page import Replay
+    from mptrain.cli.answers.answer import Answer
 
 
 def report_folders(arguments: Namespace) -> Outcome:
@@ -44,11 +41,17 @@ def report_folders(arguments: Namespace) -> Outcome:
         written[folder] = files
         if not arguments.json:  # a later folder may be refused
             say(f"{files.html}\n{files.md}")
-    return Outcome(EXIT_OK, lambda: None, lambda answers: answers.ReportAnswer.written(written))
+
+    def data() -> Answer:
+        from mptrain.cli.answers.report import answer_of
+
+        return answer_of(written)
+
+    return Outcome(EXIT_OK, lambda: None, data)
 
 
 def _write(arguments: Namespace) -> Iterator[tuple[Path, ReportFiles]]:
-    folders = list(dict.fromkeys(map(_place, arguments.words)))
+    folders = list(dict.fromkeys(map(place_or_last, arguments.words)))
     if arguments.together and (arguments.follow or len(folders) < 2):
         raise UsageError(
             "--together takes two runs or more, and no --follow", "write mptrain report RUN RUN --together"
@@ -56,14 +59,7 @@ def _write(arguments: Namespace) -> Iterator[tuple[Path, ReportFiles]]:
     if arguments.follow and len(folders) > 1:
         raise UsageError("--follow takes one run", "write mptrain report RUN --follow 10")
     if arguments.together:
-        from mptrain.report.runs_page import runs_page
-        from mptrain.sweep.runner import fresh_place
-
-        page = runs_page(folders)  # first: a run that cannot be read leaves no folder
-        folder = fresh_place(Path("outputs"), "reports")
-        with folder_at_once(folder) as draft:
-            write_page(page, draft, draft / "report.html", draft / "report.md")
-        yield folder, ReportFiles(page, folder / "report.html", folder / "report.md")
+        yield shelves.load("study", "--together").written_together(folders)
         return
     if arguments.follow:
         _follow(folders[0], arguments.follow, quiet=arguments.json)
@@ -88,52 +84,3 @@ def _rewrite(folder: Path, run: RunDirectory, seconds: int, *, quiet: bool) -> N
             say(f"{files.html}: written again every {seconds} s until the run has ended")
             quiet = True
         time.sleep(seconds)
-
-
-def recommend_scale(arguments: Namespace) -> Outcome:
-    """Recommend a static loss scale for a run, with the effect of every other scale, and write a report.
-
-    The report is written into the run's folder.
-
-    Args:
-        arguments: Parsed command line: the run, or ``last``; ``--sweep`` with the folder of a sweep over static scales.
-
-    Returns:
-        The recommendation; the exit code is 0, or 6 if a learner (a model with its optimizer) has too few histograms,
-        or gradients that FP16 may have rounded to zero unseen.
-
-    Raises:
-        StorageError: The run has no histograms, the sweep has no static scales, or a folder cannot be read or written.
-    """
-    (run,), sweep = arguments.words, arguments.sweep
-    found = recommend(_place(run), place(sweep) if sweep else None)
-    written = write_forecast(found)
-    known = all(forecast.is_answered for forecast in found.forecasts.values())
-    return Outcome(
-        EXIT_OK if known else EXIT_DATA,
-        lambda: _show(written),
-        lambda answers: answers.RecommendAnswer.written(found, written),
-    )
-
-
-def report_replay(replay: Replay) -> int:
-    """Print the effect of a loss scaling rule that was simulated on the recorded steps of a run, and write a report.
-
-    Returns:
-        The exit code 0.
-
-    Raises:
-        StorageError: The report cannot be written.
-    """
-    _show(write_replay(replay))
-    return EXIT_OK
-
-
-def _show(written: ReportFiles) -> None:
-    """Print a written report without its last section, the run or command, and its paths."""
-    *shown, _ = written.page.sections
-    print_blocks(Text(written.page.lead), *shown, Code(f"{written.html}\n{written.md}"))
-
-
-def _place(word: str) -> Path:
-    return last_run(Path("outputs")).root if word == "last" else place(word)

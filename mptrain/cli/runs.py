@@ -19,6 +19,9 @@ from mptrain.system.files import expanded
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
+
+    from mptrain.cli.answers.answer import Answer
 
 
 def list_runs(arguments: Namespace) -> Outcome:
@@ -58,7 +61,7 @@ def list_runs(arguments: Namespace) -> Outcome:
         none = Text(f"there is no run in {folder}{' that fits' if found else ''}")
         print_blocks(runs_table(runs, arguments.sort) if runs else none, Bullets(tuple(notes)))
 
-    return Outcome(EXIT_OK, show, lambda answers: answers.RunsAnswer.found(runs, notes))
+    return Outcome(EXIT_OK, show, lambda: _answer(runs, notes))
 
 
 def _prune(runs: list[FoundRun], unread: list[str], folder: Path, arguments: Namespace) -> Outcome:
@@ -97,7 +100,7 @@ def _prune(runs: list[FoundRun], unread: list[str], folder: Path, arguments: Nam
 
     code = EXIT_DATA if failed else EXIT_OK
     notes += [f"{error}; {error.hint}" if error.hint else str(error) for error in failed]
-    return Outcome(code, show, lambda answers: answers.RunsAnswer.found(runs, notes, removed))
+    return Outcome(code, show, lambda: _answer(runs, notes, removed))
 
 
 def _agreed(what: str) -> bool:
@@ -106,3 +109,9 @@ def _agreed(what: str) -> bool:
         return False
     say(f"\nremove {what}? This cannot be undone. Type yes:", styled=True)
     return sys.stdin.readline().strip().lower() == "yes"
+
+
+def _answer(runs: Sequence[FoundRun], notes: Sequence[str], removed: Sequence[str] = ()) -> Answer:
+    from mptrain.cli.answers.runs import RunsAnswer
+
+    return RunsAnswer.found(runs, notes, removed)

@@ -30,6 +30,7 @@ from mptrain.system.errors import EXIT_OK
 from mptrain.system.records import EventRecord, Record
 
 if TYPE_CHECKING:
+    from mptrain.cli.answers.answer import Answer
     from mptrain.config.schema import Config
     from mptrain.engine.options import LogOptions
     from mptrain.run.by_class import ByClass
@@ -97,9 +98,11 @@ def evaluate(
             print_blocks(class_table(found.class_names, found.confusion))
             say(f"by_class={page}")
 
-    def data(answers: Any) -> Any:
+    def data() -> Answer:
+        from mptrain.cli.answers.runs import EvalAnswer
+
         page = _write_by_class(evaluation.root, found) if found else None
-        return answers.EvalAnswer.evaluated(evaluation, which, page)
+        return EvalAnswer.evaluated(evaluation, which, page)
 
     return command.Outcome(EXIT_OK, show, data)
 

@@ -1,4 +1,4 @@
-"""Comparison of two saved configurations: do they describe the same training, and which keys differ?
+"""Saved configurations as flat maps from dotted key to value: do two describe the same training, which keys differ?
 
 Keys about output locations and intervals (``run``, ``log``, ``logger``, ``checkpoint``) and about monitoring
 (``diagnostics``) are ignored, because they do not change the training.
@@ -10,6 +10,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from mptrain.config.value_checks import show
@@ -73,3 +75,78 @@ def flattened(yaml: str, ignoring: Sequence[str] = ()) -> dict[str, Any]:
 
     visit(read_yaml(yaml), "")
     return flat
+
+
+#: Keys that do not change the training, and the seed, in which the runs of an arm differ.
+NOT_COMPARED = (*IGNORED, "seed", "extensions")
+
+
+#: Keys about the machine. They mainly change speed; fairness compares the recorded device and threads instead.
+MACHINE = ("device", "threads")
+
+
+@lru_cache(maxsize=4096)
+def flat_settings(yaml: str) -> Mapping[str, Any]:
+    """Return the YAML text of a configuration as a flat map from dotted key, such as ``train.batch_size``, to value.
+
+    Empty sections are left out. Results are cached, because one comparison reads the same configuration many times.
+    """
+    return MappingProxyType({key: value for key, value in flattened(yaml).items() if value != {}})
+
+
+def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which two configurations differ, as key to (left value, right value) with `ABSENT` if missing.
+
+    Both are resolved configurations as YAML text. Keys and sections in ``ignoring`` are left out; by default the seed,
+    and keys that do not change the training.
+    """
+    one, other = flat_settings(left), flat_settings(right)
+    keys = [*one, *(key for key in other if key not in one)]
+    return {
+        key: (one.get(key, ABSENT), other.get(key, ABSENT))
+        for key in keys
+        if one.get(key, ABSENT) != other.get(key, ABSENT) and not is_below(key, ignoring)
+    }
+
+
+def is_below(key: str, names: Sequence[str]) -> bool:
+    """Return whether a dotted configuration key is one of the names or inside one of these sections."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def chosen_options(yaml: str) -> dict[str, str]:
+    """Return the option that a run's configuration chose in each config group: ``precision`` to ``fp16_dynamic``."""
+    prefix = "chosen."
+    return {
+        key.removeprefix(prefix): str(value) for key, value in flat_settings(yaml).items() if key.startswith(prefix)
+    }
+
+
+def as_number(value: str) -> float | None:
+    """Return the finite number that a text contains, such as the value of an override; None for any other text."""
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if abs(found) < float("inf") else None
+
+
+def short_label(words: Mapping[str, str], *, whole_keys: bool = False) -> str:
+    """Format overrides, from key to value, as a short label such as in the legend of a plot: ``fp16_static, scale=8``.
+
+    Numbers have the last part of their key, or with ``whole_keys`` the whole one, ``scaler.scale=8``.
+    """
+    return ", ".join(
+        value if as_number(value) is None and value else f"{key if whole_keys else key.rpartition('.')[2]}={value}"
+        for key, value in words.items()
+    )
+
+
+def flat(config: str) -> dict[str, Any]:
+    """Return a configuration as `flat_settings` does; empty if it is missing or unreadable."""
+    if not config.strip():
+        return {}
+    try:
+        return {key: value for key, value in flat_settings(config).items() if key}
+    except Exception:  # any error of the YAML reader; the report then shows the raw text
+        return {}

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.integrations.names import without_wrappers
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.probe.histograms import HistogramWatch, is_looked_at
+from mptrain.probe.names import without_wrappers
 from mptrain.system.records import HistogramRecord, TensorKind
 from mptrain.system.torch_private import computes_now
 

@@ -12,6 +12,9 @@ from typing import Final
 #: Buckets of a curve at most. Each gives up to two points: its lowest and its highest value.
 MOST_BUCKETS: Final = 1000
 
+#: Maximum buckets of a curve in figures with many curves.
+BUCKETS: Final = 300
+
 #: Largest magnitude that a figure shows. Larger values count as not finite.
 LARGEST: Final = 1e100
 

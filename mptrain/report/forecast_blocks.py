@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
@@ -22,7 +23,6 @@ from mptrain.numerics.words import counted, elided, listed, number, share
 from mptrain.report import plotting
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.run_blocks import OpenedRun, fp32_run, histogram_words, is_watched, scale_words
-from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
 
 #: Maximum characters of a module's name.
 _NAME = 36
@@ -47,6 +47,41 @@ ONE_BECOMES_ALL: Final = (
     "with a static scale, one overflow can become an overflow at every step: a skipped update leaves the weights "
     "unchanged, so later steps can compute the same gradients again"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """Result of one run with a static loss scale, from a sweep over scales.
+
+    Attributes:
+        exponent: log2 of its loss scale.
+        metric: Its final metric; None if it has none.
+        skipped: The share of skipped steps, 0 to 1; None if no step is recorded.
+        failed: Whether it ended without a metric.
+    """
+
+    exponent: float
+    metric: float | None
+    skipped: float | None
+    failed: bool
+
+
+@dataclass(frozen=True)
+class MeasuredScales:
+    """Results of a sweep over static loss scales, in FP16 or under autocast, which are compared with a forecast.
+
+    Attributes:
+        kinds: Runs by the other varied keys, except the seed. The name is empty if there are none.
+        configs: The resolved configurations of the runs, YAML text.
+    """
+
+    metric: str
+    kinds: dict[str, tuple[MeasuredRun, ...]]
+    configs: tuple[str, ...] = ()
+
+    def at(self, kind: str, exponent: int) -> list[MeasuredRun]:
+        """Return the runs of one kind (one combination of the other keys) with the loss scale 2^exponent."""
+        return [run for run in self.kinds[kind] if run.exponent == exponent]
 
 
 def power(exponent: int) -> str:

@@ -10,18 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptrain.report.comparison_page import comparison_page
-from mptrain.report.forecast_page import Recommendation, forecast_page
+from mptrain import shelves
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Page
-from mptrain.report.replay_page import Replay, file_name, replay_page
 from mptrain.report.run_list import FoundRun, runs_page
 from mptrain.report.run_page import run_page
-from mptrain.report.sweep_page import sweep_page
 from mptrain.runlog.atomic_files import remove_drafts, storage_errors, write_together
 from mptrain.runlog.directory import require_outside_runs
 from mptrain.runlog.run_paths import RunPaths
-from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
+from mptrain.runlog.sweeps import SweepPaths, is_sweep
 from mptrain.system.errors import StorageError
 
 
@@ -46,21 +43,6 @@ def write_report(path: Path, *, reload: int = 0) -> ReportFiles:
     """
     paths = SweepPaths(path)
     return write_page(page_of(path), path, paths.report_html, paths.report_md, reload=reload)
-
-
-def write_replay(replay: Replay) -> ReportFiles:
-    """Write the report of a replayed loss-scaling rule into the run directory.
-
-    The files are ``replay-NAME-KEY-VALUE.html`` and ``.md``. Earlier files of the same rule and words are replaced.
-    """
-    name = file_name(replay)
-    return write_page(replay_page(replay), replay.root, replay.root / f"{name}.html", replay.root / f"{name}.md")
-
-
-def write_forecast(found: Recommendation) -> ReportFiles:
-    """Write the report of recommended loss scales into the run directory: ``forecast.html`` and ``forecast.md``."""
-    paths = found.opened.run.paths
-    return write_page(forecast_page(found), paths.root, paths.forecast_html, paths.forecast_md)
 
 
 def write_runs(folder: Path, runs: Sequence[FoundRun], notes: Sequence[str], key: str | None = None) -> ReportFiles:
@@ -92,11 +74,9 @@ def write_page(page: Page, folder: Path, html_file: Path, markdown_file: Path, *
 
 def page_of(path: Path) -> Page:
     """Return the report page of a run, sweep, comparison or recipe; raise StorageError for any other folder."""
-    sweep = read_sweep(path) if is_sweep(path) else None
-    if SweepPaths(path).comparison.exists() or (sweep is not None and sweep.kind != "sweep"):
-        return comparison_page(SweepPaths(path), sweep)
-    if sweep is not None:
-        return sweep_page(sweep)
+    if is_sweep(path) or SweepPaths(path).comparison.exists():
+        page: Page = shelves.load("study", f"the report of {path}, which is no run,").page_of(path)
+        return page
     paths = RunPaths(path)
     if path.is_dir() and not paths.run_json.exists():
         raise StorageError(

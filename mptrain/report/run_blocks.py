@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mptrain.comparison.configurations import flat
+from mptrain.config.config_diff import flat
 from mptrain.numerics.words import counted, duration, moment
 from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Table, Text, Tone, facts, table
 from mptrain.report.run_history import History, read_history

@@ -13,14 +13,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from mptrain.comparison.configurations import as_number, flat
-from mptrain.comparison.logs.question import lower_is_better
+from mptrain.config.config_diff import as_number, flat
 from mptrain.config.value_checks import show
 from mptrain.numerics.words import UNKNOWN, counted, moment, number
 from mptrain.report.page import Bullets, Cell, Page, Table, Tone, section, table
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import runs_below
 from mptrain.runlog.run_reader import Run, read_run
+from mptrain.runlog.summary_file import lower_is_better
 from mptrain.system.errors import StorageError, UsageError, either, suggest
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "killed": "bad", "preempted": "warn"}

@@ -1,6 +1,6 @@
 """Format and writer of ``diagnosis/step-NUMBER.json`` in a run directory: the diagnosis of one failed or chosen step.
 
-The file has plain values, and this module does not import torch. `mptrain.inspection` makes the diagnosis.
+The file has plain values, and this module does not import torch. The lab makes the diagnosis.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""``summary.json`` of a run directory: the final numbers of a training run, with a schema number."""
+"""``summary.json`` of a run directory: the final numbers of a training run; and which way its metrics are better."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing_extensions import TypedDict
 
 from mptrain.runlog.atomic_files import readable_bytes, write_atomically
 from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
-from mptrain.system.errors import StorageError
+from mptrain.system.errors import StorageError, UsageError
 from mptrain.system.fields import NonNegativeInt
 from mptrain.system.validation import build
 
@@ -96,3 +97,21 @@ def read_summary(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise StorageError(f"{path} is damaged: {error}", "restore it from a copy") from error
     return numbers
+
+
+#: Words in names of metrics, by which a direction is known.
+_LOWER = re.compile(
+    r"loss|losses|nll|ce|entropy|xent|mse|rmse|mae|mape|errors?|err|perplexity|ppl|nats|bits|bp[bcd]|[wct]er|eer|fid"
+)
+_HIGHER = re.compile(
+    r"acc|accuracy|top\d+|f1|precision|recall|auc|auroc|map|ap|m?iou|dice|psnr|ssim|bleu|rouge|chrf|score|reward|return"
+)
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether a lower value of a metric is better, as a word of its name says; raise UsageError if none does."""
+    words = re.split(r"[^a-z0-9]+", metric.lower())
+    lower, higher = any(map(_LOWER.fullmatch, words)), any(map(_HIGHER.fullmatch, words))
+    if lower == higher or {"neg", "negative"} & {*words}:  # scikit-learn's neg_mean_squared_error
+        raise UsageError(f"is a lower or a higher {metric} better?", "say it: --better lower, or --better higher")
+    return lower

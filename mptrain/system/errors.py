@@ -209,8 +209,8 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
     return None
 
 
-#: Packages that look at what other code computes.
-_OBSERVERS = ("mptrain.probe", "mptrain.inspection", "mptrain.precision")
+#: Packages that look at what other code computes; a shelf that does adds its own.
+OBSERVERS = {"mptrain.probe", "mptrain.precision"}
 
 #: First names of the packages that ``extensions.allow`` has permitted in this command.
 user_packages: set[str] = set()
@@ -229,7 +229,9 @@ def error_in_user_code(
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] in packages:
             place = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
-        elif module.startswith(_OBSERVERS) and frame.f_code.co_name != "__torch_dispatch__":  # which calls operators
+        elif (
+            module.startswith(tuple(OBSERVERS)) and frame.f_code.co_name != "__torch_dispatch__"
+        ):  # which calls operators
             place = None
     if place is None:
         return None

@@ -15,6 +15,7 @@ from PIL import Image
 from small_runs import TINY, environment, run_in_process
 
 import mptrain
+from mptrain import shelves
 from mptrain.engine.weights_io import read_weights
 from mptrain.run.evaluation import export_run
 from mptrain.system.errors import DataError, UsageError
@@ -115,7 +116,7 @@ def test_the_package_and_its_runs_are_read_without_torch():
 
 def test_type_checkers_know_every_name():
     stub = Path(mptrain.__file__).with_suffix(".pyi").read_text()
-    assert set(re.findall(r"import \w+ as (\w+)", stub)) == set(mptrain._FUNCTIONS)
+    assert set(re.findall(r"import \w+ as (\w+)", stub)) == set(shelves.FUNCTIONS)
 
 
 def test_callers_keep_their_random_numbers(tmp_path):

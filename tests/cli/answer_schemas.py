@@ -1,6 +1,6 @@
 """JSON Schemas of the objects that commands print with ``--json``: files of ``mptrain/cli/schemas/``.
 
-They are made from the types and docstrings of `mptrain.cli.answers`. After a change of these,
+They are made from the types and docstrings of `mptrain.cli.answers` and of ``answers`` of the shelves. After a change of these,
 ``python tests/cli/answer_schemas.py`` writes them anew; a change that is more than a new field raises the version.
 """
 
@@ -12,8 +12,12 @@ import re
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from mptrain.cli.answers import Answer
+from mptrain.cli.answers.runs import EvalAnswer, RunsAnswer
 from mptrain.cli.help import SCHEMAS
+from mptrain.lab.answers import DiagnoseAnswer, DoctorAnswer, RecommendAnswer
+from mptrain.study.answers import CompareAnswer, ReportAnswer
+
+ANSWERS = (RecommendAnswer, DiagnoseAnswer, DoctorAnswer, ReportAnswer, CompareAnswer, EvalAnswer, RunsAnswer)
 
 NONFINITE = {
     "description": "Numbers that are not finite, which are null in their place: path, joined by dots, to kind.",
@@ -64,7 +68,7 @@ def files():
     return {
         SCHEMAS
         / f"{one.SCHEMA.removeprefix('mptrain.').split('/')[0]}.json": f"{json.dumps(schema_of(one), indent=1)}\n"
-        for one in Answer.__subclasses__()
+        for one in ANSWERS
     }
 
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from cli.answer_schemas import SCHEMAS, files, schema_of
+from cli.answer_schemas import ANSWERS, SCHEMAS, files, schema_of
 from docs.pages import PAGES
 from jsonschema import Draft202012Validator
 from loops import each
@@ -17,11 +17,10 @@ from report.microscope import make_looked_at, sampled_steps
 from small_runs import TINY, run_in_process
 
 import mptrain
-from mptrain.cli.answers import Answer
 from mptrain.cli.command import JSON
 from mptrain.cli.commands import COMMANDS
-from mptrain.comparison.results import write_comparisons
 from mptrain.runlog.sweeps import SweepPaths
+from mptrain.study.comparison.results import write_comparisons
 from mptrain.system import errors
 
 
@@ -50,7 +49,7 @@ def asked(tmp_path):
     return ask
 
 
-@each("answer", Answer.__subclasses__())
+@each("answer", ANSWERS)
 def test_the_committed_schemas_are_those_of_the_types(answer):
     Draft202012Validator.check_schema(schema_of(answer))
     for path, text in files().items():

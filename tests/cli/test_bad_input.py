@@ -103,7 +103,7 @@ def malformed(random_source):
 @pytest.mark.long
 @each("seed", range(100))
 def test_a_random_malformed_command_line_never_shows_a_traceback(terminal, monkeypatch, seed):
-    monkeypatch.setattr("mptrain.cli.sweep.finish", lambda *_: 0)
+    monkeypatch.setattr("mptrain.study.commands.sweep.finish", lambda *_: 0)
     monkeypatch.setattr("mptrain.cli.places.place_of", lambda run, overrides: run)  # there are no runs
     words = malformed(random.Random(seed))
     code = terminal(*words)

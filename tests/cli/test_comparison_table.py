@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from comparison.fake_runs import arm
 from small_runs import TINY
+from study.comparison.fake_runs import arm
 
-from mptrain.cli.compare import print_comparison
 from mptrain.cli.main import main
-from mptrain.comparison.compare_arms import compare
+from mptrain.study.commands.compare import print_comparison
+from mptrain.study.comparison.compare_arms import compare
 
 
 def table_of(speeds, capsys):

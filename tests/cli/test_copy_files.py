@@ -10,7 +10,7 @@ import yaml
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer
-from mptrain.recipe.catalogue import find_recipe, recipe_names, recipe_points
+from mptrain.study.recipe.catalogue import find_recipe, recipe_names, recipe_points
 from mptrain.system.errors import ConfigError
 
 GROUPS = Catalogue([location.configs()]).groups

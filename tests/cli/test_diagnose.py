@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mptrain.cli.diagnose import MOST_ROWS, interesting
+from mptrain.lab.commands.diagnose import MOST_ROWS, interesting
 from mptrain.runlog.diagnosis_file import ModuleRow, ValueRange
 
 

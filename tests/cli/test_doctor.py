@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from mptrain.cli import doctor as module
+from mptrain.lab.commands import doctor as module
 from mptrain.precision.support import Support
 
 

@@ -14,9 +14,9 @@ import pytest
 from loops import each
 from PIL import Image
 
-from mptrain.cli import doctor_data as module
 from mptrain.cli.train import train
-from mptrain.inspection import data_check
+from mptrain.lab import data_check
+from mptrain.lab.commands import doctor_data as module
 
 
 def picture(number, size=(12, 10)):
@@ -80,7 +80,9 @@ def test_everything_about_a_folder_is_told_at_once(terminal, tmp_path):
 
 
 def test_a_folder_without_a_problem_ends_with_0_and_does_not_build_a_model(terminal, tmp_path, monkeypatch):
-    monkeypatch.setattr("mptrain.cli.doctor_model.check_scaling", lambda *_: pytest.fail("the model was asked for"))
+    monkeypatch.setattr(
+        "mptrain.lab.commands.doctor_model.check_scaling", lambda *_: pytest.fail("the model was asked for")
+    )
     fill(tmp_path / "pics", ("train", "val", "test"), {"ant": 4, "bee": 3})
     assert terminal("doctor", "dataset=image_folder", "dataset.root=pics") == 0
     first, samples, classes = terminal.out.rstrip().split("\n\n")[:3]

@@ -8,9 +8,9 @@ import re
 import pytest
 from PIL import Image
 
-from mptrain.cli import doctor_model as module
 from mptrain.cli.blocks import block_lines
-from mptrain.inspection.doctor_ranges import GradientErrors, by_module
+from mptrain.lab.commands import doctor_model as module
+from mptrain.lab.doctor_ranges import GradientErrors, by_module
 from mptrain.numerics.formats import FLOAT16
 
 TINY = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=32", "train.batch_size=8")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from loops import each
 
-from mptrain.cli.doctor import doctor
+from mptrain.lab.commands.doctor import doctor
 
 
 def test_the_composed_configuration_is_shown(terminal, tmp_path):
@@ -77,6 +77,6 @@ def test_python_3_14_trains_and_sweeps_without_hydras_parser(terminal):
 
 
 def test_doctor_says_that_python_3_14_is_untried(terminal, monkeypatch, capsys):
-    monkeypatch.setattr("mptrain.cli.doctor.sys.version_info", (3, 14, 0))
+    monkeypatch.setattr("mptrain.lab.commands.doctor.sys.version_info", (3, 14, 0))
     doctor().show()
     assert f"({sys.executable}); untested" in capsys.readouterr().out

@@ -10,12 +10,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from comparison.fake_runs import some_summary, write_run
 from small_runs import run_command, run_in_process
+from study.comparison.fake_runs import some_summary, write_run
 
 from mptrain.runlog.sweeps import read_sweep, write_sweep
-from mptrain.sweep.points import validate
-from mptrain.sweep.runner import refresh_status
+from mptrain.study.sweep.points import validate
+from mptrain.study.sweep.runner import refresh_status
 from mptrain.system.records import EvalRecord, EventRecord
 
 RECIPE = """
@@ -81,10 +81,10 @@ class Jobs:
 @pytest.fixture
 def jobs(monkeypatch):
     found = Jobs()
-    monkeypatch.setattr("mptrain.sweep.runner.run_sweep", found)
-    monkeypatch.setattr("mptrain.sweep.processes.warm_up", lambda program: None)
+    monkeypatch.setattr("mptrain.study.sweep.runner.run_sweep", found)
+    monkeypatch.setattr("mptrain.study.sweep.processes.warm_up", lambda program: None)
     monkeypatch.setattr(
-        "mptrain.recipe.reproduction.check", lambda points, composer, program: validate(points, composer)
+        "mptrain.study.recipe.reproduction.check", lambda points, composer, program: validate(points, composer)
     )
     monkeypatch.setattr(
         "mptrain.report.report_files.write_report", lambda folder: SimpleNamespace(html=folder / "report.html")
@@ -148,7 +148,7 @@ def test_a_dry_run_checks_the_keys_of_a_recipe_and_names_the_arm(terminal, jobs,
 def test_a_dry_run_imports_no_torch(recipe, tmp_path):
     found = run_command("reproduce", "mine", "--dry-run", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
     assert found.returncode == 0
-    assert "mptrain.recipe.catalogue" in found.stderr
+    assert "mptrain.study.recipe.catalogue" in found.stderr
     assert not re.search(r"\| +(torch|scipy|matplotlib)$", found.stderr, re.MULTILINE)
 
 

@@ -13,7 +13,7 @@ SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 @pytest.fixture
 def sweeping(terminal, monkeypatch):
     """A terminal whose sweeps run jobs that end at once."""
-    monkeypatch.setattr("mptrain.cli.sweep.PROGRAM", jobs.program())
+    monkeypatch.setattr("mptrain.study.commands.sweep.PROGRAM", jobs.program())
     return terminal
 
 

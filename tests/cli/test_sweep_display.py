@@ -9,10 +9,10 @@ import pytest
 from loops import each
 from rich.console import Console
 
-from mptrain.cli.sweep_display import LiveTable, choose, print_outcome, remaining
 from mptrain.runlog import RunPaths, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
-from mptrain.sweep.executor import JobProgress
+from mptrain.study.commands.sweep_display import LiveTable, choose, print_outcome, remaining
+from mptrain.study.sweep.executor import JobProgress
 
 
 def jobs_with(*statuses):

@@ -23,7 +23,7 @@ from mptrain.config.schema import SECTIONS, GeneralOptions
 from mptrain.config.value_checks import InvalidValueError, check_section, check_value, section_of
 from mptrain.engine.options import EarlyStopping
 from mptrain.optimizer.parameter_groups import ParameterGroup
-from mptrain.sweep.comparisons import ComparisonOptions
+from mptrain.study.sweep.comparisons import ComparisonOptions
 from mptrain.system import fields as ranges
 
 TABLE = Path(__file__).with_name("accepted_values.json")

@@ -10,13 +10,13 @@ import torchvision.models._api as torchvision_api
 from torchvision import datasets
 
 from mptrain.build.workload import build_dataset
-from mptrain.cli import sweep
 from mptrain.cli.main import main
 from mptrain.config.allowed_targets import PACKAGES
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.targets import Target
 from mptrain.config.trust import allowed_downloads
-from mptrain.recipe import reproduction
+from mptrain.study.commands import sweep
+from mptrain.study.recipe import reproduction
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.detection.datasets.voc import load_voc
 from mptrain.workloads.images.datasets import fashion as fashion_module

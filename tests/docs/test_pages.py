@@ -17,10 +17,10 @@ from small_runs import TINY, run_command, run_in_process
 from mptrain.config import compose as composing
 from mptrain.config import location
 from mptrain.config.compose import compose
-from mptrain.recipe.catalogue import recipe_points
-from mptrain.recipe.recipe import read_recipe
-from mptrain.sweep.comparisons import name_arms
-from mptrain.sweep.points import expand, validate
+from mptrain.study.recipe.catalogue import recipe_points
+from mptrain.study.recipe.recipe import read_recipe
+from mptrain.study.sweep.comparisons import name_arms
+from mptrain.study.sweep.points import expand, validate
 
 README = PAGES["README.md"]
 BLOCKS = [block for name in PAGES for block in blocks(name)]
@@ -183,7 +183,7 @@ def test_links_lead_somewhere(name):
             assert anchor in anchors(target.read_text()), f"{name}: {link} has no such heading"
 
 
-PACKAGES = "cli comparison config engine inspection logger numerics optimizer parallel precision probe recipe report run runlog scaler schedule sweep workloads"
+PACKAGES = "api build cli config engine integrations lab logger numerics optimizer parallel precision probe report run runlog scaler schedule study system workloads"
 
 
 @pytest.mark.parametrize("name", PAGES)

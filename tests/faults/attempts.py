@@ -1,7 +1,7 @@
 """One attempt at a run: ``mptrain WORDS`` in a process forked from this warm one, or in a fresh one.
 
 This process has imported torch and run nothing of it, with one thread, as the fork server of a sweep has
-(`mptrain.sweep.fork_server`); so a fork is as good as a fresh process, and costs milliseconds.
+(`mptrain.study.sweep.fork_server`); so a fork is as good as a fresh process, and costs milliseconds.
 """
 
 from __future__ import annotations

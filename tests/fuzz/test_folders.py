@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report.folders import make_comparison, make_sweep
 
-from mptrain.comparison.results import read_comparisons, write_comparisons
 from mptrain.report import plotting
 from mptrain.report.report_files import page_of
 from mptrain.runlog.sweeps import SweepPaths, read_sweep
+from mptrain.study.comparison.results import read_comparisons, write_comparisons
 
 VERDICT = {
     "schema": 2,

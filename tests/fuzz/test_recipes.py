@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.config import location
-from mptrain.recipe.recipe import RELATIONS, read_recipe
+from mptrain.study.recipe.recipe import RELATIONS, read_recipe
 from mptrain.system.errors import ConfigError
 
 RECIPES = sorted(location.configs().parent.glob("recipes/**/*.yaml"))

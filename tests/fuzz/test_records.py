@@ -6,16 +6,16 @@ import json
 import shutil
 
 import pytest
-from comparison.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
 from fuzz.hostile import examples, misfit, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
+from study.comparison.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
 
-from mptrain.comparison.run_measures import measure
 from mptrain.report import plotting
 from mptrain.report.report_files import page_of, write_report
 from mptrain.report.run_history import read_history
 from mptrain.runlog import RecordWriter, RunPaths, open_run, read_run
+from mptrain.study.comparison.run_measures import measure
 from mptrain.system.errors import StorageError
 from mptrain.system.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from small_runs import TINY
 
 from mptrain.config.compose import compose
-from mptrain.inspection.diagnosis import diagnose_run
-from mptrain.inspection.replay import replay_run
+from mptrain.lab.diagnosis import diagnose_run
+from mptrain.lab.replay import replay_run
 from mptrain.run.evaluation import evaluate_run, export_run
 from mptrain.run.resume import resume
 from mptrain.run.start import launch

@@ -13,7 +13,7 @@ from small_runs import TINY, command, environment, run_command
 
 import mptrain
 from mptrain.runlog import read_run
-from tests.inspection.test_loop_checks import loss_of, small
+from tests.lab.test_loop_checks import loss_of, small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

@@ -7,7 +7,7 @@ import torch
 from planted import ALLOWED, plant
 
 from mptrain.config.compose import compose
-from mptrain.inspection.diagnosis import diagnose_config
+from mptrain.lab.diagnosis import diagnose_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

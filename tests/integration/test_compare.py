@@ -8,8 +8,8 @@ import re
 import pytest
 from small_runs import TINY, run_in_process
 
-from mptrain.comparison.results import read_comparisons
 from mptrain.runlog.sweeps import SweepPaths
+from mptrain.study.comparison.results import read_comparisons
 
 pytestmark = pytest.mark.process
 

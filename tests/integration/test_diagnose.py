@@ -13,7 +13,7 @@ from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
-from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
+from mptrain.lab.diagnosis import diagnose_config, diagnose_run
 from mptrain.system.errors import ConfigError
 
 pytestmark = pytest.mark.workload

@@ -20,7 +20,7 @@ from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.inspection.doctor import check_scaling
+from mptrain.lab.doctor import check_scaling
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.records import EvalRecord, StepRecord
 

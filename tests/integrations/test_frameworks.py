@@ -9,10 +9,10 @@ import sys
 import pytest
 from small_runs import environment
 
-from mptrain.comparison.run_measures import measure
 from mptrain.numerics.exponents import total
 from mptrain.runlog import read_run
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.study.comparison.run_measures import measure
 from mptrain.system.errors import StorageError
 
 BEHIND = ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"]

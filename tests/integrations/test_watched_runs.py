@@ -8,10 +8,10 @@ from torch import nn
 
 import mptrain
 from mptrain.cli.main import main
-from mptrain.comparison.configurations import flat_settings
-from mptrain.comparison.run_measures import measure
-from mptrain.inspection.replay import replay_run
+from mptrain.config.config_diff import flat_settings
+from mptrain.lab.replay import replay_run
 from mptrain.runlog import read_run
+from mptrain.study.comparison.run_measures import measure
 from tests.integrations.test_watch import Network
 
 

@@ -17,9 +17,9 @@ from parallel.warm_commands import begin_command, run_command
 from several_ranks import trained_alone
 from small_runs import environment
 
-from mptrain.inspection import diagnosis_case
-from mptrain.inspection.diagnosis import diagnose_run
-from mptrain.inspection.step_replay import observe_step
+from mptrain.lab import diagnosis_case
+from mptrain.lab.diagnosis import diagnose_run
+from mptrain.lab.step_replay import observe_step
 from tests.faults.attempts import children_of
 from tests.faults.references import result_of
 

@@ -16,12 +16,10 @@ BESIDES = {
     "schedule": "engine/test_step",
     "runlog": "engine/test_saving engine/test_resume security/test_odd_files integration/test_killed",
     "parallel": "engine/test_sample_metrics engine/test_step",
-    "comparison": "comparison/logs sweep/test_comparisons integration/test_compare",
-    "probe": "engine/test_step_log inspection/test_diagnosis integration/test_diagnose",
-    "inspection": "integration/test_diagnose",
+    "lab": "integration/test_diagnose",
+    "study": "study/comparison/logs study/sweep/test_comparisons integration/test_sweeps integration/test_compare cli/test_reproduce",
+    "probe": "engine/test_step_log lab/test_diagnosis integration/test_diagnose",
     "run": "integration/test_giving_up integration/test_killed",
-    "sweep": "integration/test_sweeps integration/test_compare",
-    "recipe": "cli/test_reproduce",
     "report": "security/test_odd_files",
     "api": "api/test_train docs/test_examples",
     "cli": "security/test_terminals integration/test_command_line",
@@ -43,7 +41,7 @@ def stages_of(fault):
     """
     module = PurePosixPath(fault.file)
     package = module.parts[0].removesuffix(".py")
-    room = module.parts[: 2 if package == "workloads" else 1] if len(module.parts) > 1 else ()
+    room = module.parts[: 2 if package in ("workloads", "study") else 1] if len(module.parts) > 1 else ()
     own = "/".join(["tests", *room, f"test_{module.stem}.py"])
     named = [own] if (ROOT / own).exists() else []
     named += [f"tests/{name}" for name in fault.tests]

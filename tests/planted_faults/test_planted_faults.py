@@ -118,4 +118,4 @@ def test_the_script_finds_a_fault_in_a_copy_of_the_tree(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = read(tmp_path / "answers.json").values()
     assert (found.number, found.found_by, found.distrusted) == (69, DEFAULT, [])
-    assert found.test.startswith("tests/comparison/test_ranking.py::")
+    assert found.test.startswith("tests/study/comparison/test_ranking.py::")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mptrain.engine.step import accumulate_gradients
-from mptrain.inspection.step_replay import observe_step, saved_step_at
+from mptrain.lab.step_replay import observe_step, saved_step_at
 from mptrain.probe.module_trail import LOSS, ModuleTrail
 from mptrain.probe.observer import Observer
 

@@ -3,7 +3,9 @@
 import math
 from dataclasses import replace
 
-from mptrain.comparison.results import (
+from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState, write_summary
+from mptrain.runlog.sweeps import Sweep, SweepJob, write_sweep
+from mptrain.study.comparison.results import (
     Aligned,
     Arm,
     ArmResult,
@@ -14,8 +16,6 @@ from mptrain.comparison.results import (
     Objection,
     RunMeasures,
 )
-from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState, write_summary
-from mptrain.runlog.sweeps import Sweep, SweepJob, write_sweep
 from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, ScaleRecord, StepRecord
 
 CONFIG = """seed: 0
@@ -148,7 +148,7 @@ def make_sweep(folder, points, kind="sweep", plan=None, words=("model=mlp", "sca
 
 
 def measures(path, seed, metric, **changes):
-    """Return the measures of a run as `mptrain.comparison` would."""
+    """Return the measures of a run as `mptrain.study.comparison` would."""
     base = RunMeasures(
         path=str(path), seed=seed, status="done", exit_code=0, reason="", config="seed: 0", overrides=("model=mlp",),
         chosen={"precision": "fp32"}, metrics={"top1": metric, "loss": 0.3}, metric_name="top1", higher_is_better=True,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from report.policy import without_script
 
-from mptrain.report.diagnosis_page import diagnosis_page, write_diagnosis
+from mptrain.lab.pages.diagnosis_page import diagnosis_page, write_diagnosis
 from mptrain.report.html_and_markdown import html
 from mptrain.report.run_blocks import operator_blocks, summary
 from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy, ValueRange

@@ -7,12 +7,12 @@ from report.folders import make_run, make_sweep
 from report.microscope import make_looked_at, sampled_steps
 
 from mptrain.config.compose import compose, reload
+from mptrain.lab.commands.recommend import write_forecast
+from mptrain.lab.pages.forecast_page import forecast_page, recommend
 from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
-from mptrain.report.forecast_page import forecast_page, recommend
 from mptrain.report.plotting import Drawing
-from mptrain.report.report_files import write_forecast
-from mptrain.report.sweep_points import read_measured
 from mptrain.runlog import RunDirectory, RunPaths
+from mptrain.study.pages.sweep_points import read_measured
 from mptrain.system.errors import StorageError
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -8,8 +8,8 @@ import shlex
 import pytest
 from small_runs import TINY, run_in_process
 
+from mptrain.lab.pages.rate_range_test import range_test_page, read_range_test
 from mptrain.report.html_and_markdown import html
-from mptrain.report.range_test import range_test_page, read_range_test
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import DataError
 from mptrain.system.records import StepRecord

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 from report.folders import HOSTILE, make_run
 
-from mptrain.comparison.configurations import flat
+from mptrain.config.config_diff import flat
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.run_list import filtered, find_runs, ordered, runs_page, runs_table, sort_notes
 from mptrain.runlog.summary_file import read_summary, write_summary

@@ -4,9 +4,9 @@ from report.folders import make_sweep
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Text, facts
 from mptrain.report.run_blocks import open_or_reason
-from mptrain.report.sweep_page import sweep_page
-from mptrain.report.sweep_points import kinds, numeric_axis, read_points
 from mptrain.runlog.sweeps import read_sweep
+from mptrain.study.pages.sweep_page import sweep_page
+from mptrain.study.pages.sweep_points import kinds, numeric_axis, read_points
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -12,9 +12,9 @@ from report.folders import CONFIG, HOSTILE, make_comparison, make_run, make_swee
 from report.policy import without_script
 from small_runs import environment
 
-from mptrain.comparison.results import write_comparisons
 from mptrain.report.report_files import write_report
 from mptrain.runlog.sweeps import SweepPaths
+from mptrain.study.comparison.results import write_comparisons
 from mptrain.system.errors import StorageError
 from mptrain.system.records import EventRecord
 
@@ -116,7 +116,7 @@ def test_reports_never_import_torch(tmp_path):
     write_comparisons(SweepPaths(compared).comparison, {"": make_comparison(compared, seeds=1)})
     code = (
         "import sys, pathlib\n"
-        "import mptrain.report.diagnosis_page, mptrain.report.run_blocks, mptrain.runlog.manifest\n"
+        "import mptrain.lab.pages.diagnosis_page, mptrain.report.run_blocks, mptrain.runlog.manifest\n"
         "from mptrain.report.report_files import write_report\n"
         "for folder in sys.argv[1:]: write_report(pathlib.Path(folder))\n"
         "print(sorted({'torch', 'matplotlib.pyplot', 'hydra'} & set(sys.modules)))"

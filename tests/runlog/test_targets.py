@@ -17,7 +17,7 @@ from mptrain.report.report_files import write_page
 from mptrain.runlog import atomic_files
 from mptrain.runlog.atomic_files import folder_at_once, remove_drafts, temporary, write_atomically, write_together
 from mptrain.runlog.directory import create_run, require_outside_runs, require_target
-from mptrain.sweep.runner import fresh_place
+from mptrain.study.sweep.runner import fresh_place
 from mptrain.system.errors import StorageError
 
 

@@ -21,10 +21,10 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.logger.base import TrackedRun
 from mptrain.logger.tracker_process import TrackerProcess
-from mptrain.sweep.points import expand
-from mptrain.sweep.processes import spawned, start
-from mptrain.sweep.runner import plan_sweep, run_sweep
-from mptrain.sweep.slurm_executor import _executor
+from mptrain.study.sweep.points import expand
+from mptrain.study.sweep.processes import spawned, start
+from mptrain.study.sweep.runner import plan_sweep, run_sweep
+from mptrain.study.sweep.slurm_executor import _executor
 from mptrain.system.interpreter import command, forget_current_folder
 
 pytestmark = pytest.mark.process

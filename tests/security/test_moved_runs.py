@@ -91,7 +91,7 @@ def test_a_failure_and_a_stall_are_not_written_into_another_folder(monkeypatch, 
 
 @pytest.mark.long
 def test_a_sweep_whose_folder_has_gone_makes_nothing_anew(capsys, monkeypatch, tmp_path):
-    from mptrain.cli import sweep_display
+    from mptrain.study.commands import sweep_display
 
     def move(self, sweep, job):
         if Path("outputs/s").exists():

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from recipe.some_recipe import some_recipe
 from small_runs import TINY, run_command
+from study.recipe.some_recipe import some_recipe
 
 from mptrain.cli.main import main
-from mptrain.comparison.results import write_comparisons
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.config_diff import diff
-from mptrain.recipe.expectations import ExpectationResult
-from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.report_files import write_page
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import fresh_name
+from mptrain.study.comparison.results import write_comparisons
+from mptrain.study.recipe.expectations import ExpectationResult
+from mptrain.study.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.system.masking import MaskedText, masked
 
 SECRET = "s3cret-Value'\"\\x"
@@ -70,7 +70,7 @@ def test_pages_comparisons_diagnoses_and_what_trackers_print_hold_none(secret, t
     for path in (written.html, written.md):
         assert PLAIN not in path.read_text()
         assert "TRACKER_API_KEY" in path.read_text().replace("\\", "")
-    monkeypatch.setattr("mptrain.comparison.results.to_json", lambda comparison: {"arm": comparison})
+    monkeypatch.setattr("mptrain.study.comparison.results.to_json", lambda comparison: {"arm": comparison})
     write_comparisons(tmp_path / "comparison.json", {"": PLAIN})
     assert PLAIN not in (tmp_path / "comparison.json").read_text()
     write_atomically(tmp_path / "x", f'a {PLAIN} "{PLAIN}"')

@@ -14,12 +14,12 @@ from rich.console import Console
 from mptrain.cli.display import RunProgress
 from mptrain.cli.messages import print_rows, say
 from mptrain.cli.panel import render
-from mptrain.cli.reproduce import print_recipe
-from mptrain.cli.sweep_display import Lines, LiveTable, print_outcome
 from mptrain.config.compose import Composer
 from mptrain.runlog.sweeps import read_sweep
-from mptrain.sweep.points import expand
-from mptrain.sweep.runner import plan_sweep
+from mptrain.study.commands.reproduce import print_recipe
+from mptrain.study.commands.sweep_display import Lines, LiveTable, print_outcome
+from mptrain.study.sweep.points import expand
+from mptrain.study.sweep.runner import plan_sweep
 from mptrain.system.records import EvalRecord, ProgressRecord, StepRecord
 
 EVIL = "a\x1b]0;title\x07b\x1b[2Jc\x9b1md\x1b[8me\r\x00f\x1b[?1049h"
@@ -101,7 +101,7 @@ def test_the_panel_of_a_run():
 
 
 def test_recipes(screen):
-    from mptrain.recipe.catalogue import find_recipe
+    from mptrain.study.recipe.catalogue import find_recipe
 
     recipe = replace(find_recipe("two_cliffs"), name=EVIL, title=EVIL, claim=EVIL, source=EVIL)
     with redirect_stdout(screen):

@@ -1,4 +1,4 @@
-"""Objects of ``mptrain report --json`` and ``mptrain compare --json``."""
+"""Object of ``mptrain report --json``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Any, Literal
 
 from typing_extensions import Self
 
+from mptrain import shelves
 from mptrain.cli.answers.answer import Answer, Data
-from mptrain.comparison.logs.compare_logs import LogComparison
-from mptrain.comparison.results import Comparison, RunMeasures, read_comparisons
-from mptrain.report.recipe_blocks import read_verdict
+from mptrain.report.curves import BUCKETS
 from mptrain.report.report_files import ReportFiles
-from mptrain.report.run_blocks import OpenedRun, open_or_reason, open_with_history
+from mptrain.report.run_blocks import OpenedRun, open_with_history
 from mptrain.report.run_history import Overflows
-from mptrain.report.sweep_points import BUCKETS, read_points
 from mptrain.runlog.run_state import RunState
-from mptrain.runlog.sweeps import SweepJob, SweepPaths, is_sweep, read_sweep
 
 
 class Tensor(Data):
@@ -93,24 +90,6 @@ class Run(Data):
         return cls.of(history, state=run.run.state, **own, **kept)
 
 
-class Point(Data):
-    """Point of a sweep or comparison: one run.
-
-    Attributes:
-        job: The job that trains it; ``name`` is its run directory below the folder.
-        words: Key to value of the overrides in which the points differ.
-        problem: Reason why the run cannot be read; empty if there is none.
-        metric: Final metric on validation data, if there are any; null if it is not done or not finite.
-        skip_rate: Share of skipped updates, 0 to 1; null if no step is recorded.
-    """
-
-    job: SweepJob
-    words: dict[str, str]
-    problem: str
-    metric: float | None
-    skip_rate: float | None
-
-
 class Report(Data):
     """Written report of a folder.
 
@@ -122,9 +101,6 @@ class Report(Data):
         lead: Main result in one or a few sentences.
         html: Path of the HTML page, and ``markdown`` of the Markdown document.
         run: Records of a run; null for other folders.
-        points: Runs of a sweep, comparison or recipe.
-        comparisons: Comparisons by the name of their group in a recipe, which is empty for a single one.
-        expectations: Content of a recipe's verdict.json; empty without.
     """
 
     folder: str
@@ -135,17 +111,12 @@ class Report(Data):
     html: str
     markdown: str
     run: Run | None
-    points: tuple[Point, ...]
-    comparisons: dict[str, Comparison]
-    expectations: dict[str, Any]
 
     @classmethod
-    def written(cls, folder: Path, files: ReportFiles) -> Self:
+    def written(cls, folder: Path, files: ReportFiles, **known: Any) -> Self:
         """Return the data of a report; the records are read once more."""
-        comparison, page = SweepPaths(folder).comparison, files.page
+        page = files.page
         kind = page.over.split()[1]
-        groups = read_comparisons(comparison) if comparison.exists() else {}
-        sweep = read_sweep(folder) if is_sweep(folder) else None
         return cls.of(
             page,
             folder=str(folder),
@@ -153,43 +124,21 @@ class Report(Data):
             status=page.status.text,
             html=str(files.html),
             markdown=str(files.md),
-            run=None if groups or sweep or kind == "runs" else Run.opened(open_with_history(folder, BUCKETS)),
-            points=read_points(sweep, lambda path: open_or_reason(path, BUCKETS)) if sweep else (),
-            comparisons=groups,
-            expectations=read_verdict(folder).fields,
+            run=Run.opened(open_with_history(folder, BUCKETS)) if kind == "run" else None,
+            **known,
         )
 
 
-class ReportAnswer(Answer):
-    """Object that ``mptrain report --json`` prints: a report for each folder."""
+class RunReportAnswer(Answer):
+    """Object that ``mptrain report --json`` prints where runs are all there is: a report for each folder."""
 
     SCHEMA = "mptrain.report/1"
     reports: tuple[Report, ...]
 
-    @classmethod
-    def written(cls, reports: Mapping[Path, ReportFiles]) -> Self:
-        """Return the data of written reports by folder."""
-        return cls(reports=tuple(Report.written(folder, files) for folder, files in reports.items()))
 
-
-class CompareAnswer(Answer):
-    """Object that ``mptrain compare --json`` prints.
-
-    Attributes:
-        comparison: The comparison; null if single runs cannot be judged.
-        folder: Folder with comparison.json and the report, to which paths of runs are relative; empty without one.
-        html: Path of the report; empty without one.
-        no_verdict: Reason why there is no verdict; empty if there is one.
-        runs: The single runs that cannot be judged, with their paths as given.
-        differing: Configuration keys in which these differ, to the value of each run.
-        logs: The comparison of logs (``--logs``); null for others. ``folder`` has its certificate.
-    """
-
-    SCHEMA = "mptrain.compare/1"
-    comparison: Comparison | None = None
-    folder: str = ""
-    html: str = ""
-    no_verdict: str = ""
-    runs: tuple[RunMeasures, ...] = ()
-    differing: dict[str, tuple[str, ...]] = {}
-    logs: LogComparison | None = None
+def answer_of(reports: Mapping[Path, ReportFiles]) -> Answer:
+    """Return the data of written reports by folder."""
+    if study := shelves.find("study"):
+        answer: Answer = study.answer_of(reports)
+        return answer
+    return RunReportAnswer(reports=tuple(Report.written(folder, files) for folder, files in reports.items()))

@@ -1,0 +1,1 @@
+"""Commands that examine runs, steps, data and machines."""

@@ -1,0 +1,147 @@
+"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: search for the cause of a failed step, and fixes."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mptrain.cli.blocks import print_blocks
+from mptrain.cli.command import Outcome
+from mptrain.cli.messages import say
+from mptrain.cli.places import place_of
+from mptrain.config.trust import allow_argument, allowed_packages, command_with, is_allow_override
+from mptrain.lab.pages.diagnosis_page import diagnosis_page
+from mptrain.report.page import Text, section
+from mptrain.report.run_blocks import operator_table, summary
+from mptrain.runlog.diagnosis_file import Fix
+from mptrain.system.errors import EXIT_OK
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from mptrain.cli.answers.answer import Answer
+    from mptrain.lab.diagnosis import DiagnosisResult
+    from mptrain.runlog.diagnosis_file import Examination, ModuleRow
+
+#: Maximum number of modules in the table unless --all is given, and how many of the first and last are always kept.
+MOST_ROWS, ENDS = 40, 6
+
+
+def diagnose(arguments: Namespace) -> Outcome:
+    """Examine one training step of a run or of a configuration, for the cause of its failure and the fixes that help.
+
+    Args:
+        arguments: Parsed command line: a run and overrides, or a configuration; ``--step``, ``--learner``, ``--all``
+            and ``--config-dir``.
+
+    Returns:
+        The diagnosis, with the exit code 0.
+
+    Raises:
+        MptrainError: The arguments are invalid, or the step cannot be examined.
+    """
+    overrides, step, learner = arguments.overrides, arguments.step, arguments.learner
+    run = next(iter(arguments.words), "")
+    if run:
+        place = place_of(run, overrides)
+        from mptrain.lab.diagnosis import diagnose_run
+
+        done = diagnose_run(place, overrides, step, learner)
+    else:
+        from mptrain.config.compose import compose
+        from mptrain.lab.diagnosis import diagnose_config
+
+        done = diagnose_config(compose(overrides, config_dirs=arguments.config_dir), step or 1, learner)
+    fix = _fix(done, run, overrides)
+    rows, left_out = (done.found.modules, 0) if arguments.all else interesting(done.found.modules)
+    found = replace(done.found, modules=tuple(rows))
+
+    def show() -> None:
+        _print(found, left_out)
+        if fix is not None:
+            _print_fix(fix, is_of_run=done.page is not None)
+        if done.page is not None:
+            say(f"\n{done.page}")
+
+    def answer() -> Answer:
+        from mptrain.lab.answers import DiagnoseAnswer
+
+        return DiagnoseAnswer(diagnosis=found, modules_left_out=left_out, fix=fix, html=str(done.page or ""))
+
+    return Outcome(EXIT_OK, show, answer)
+
+
+def _fix(done: DiagnosisResult, run: str, overrides: Sequence[str]) -> Fix | None:
+    """Return the first remedy that helped and can be written as overrides."""
+    words = next((one.words for one in done.found.remedies if one.helped and one.words), None)
+    if words is None:
+        return None
+    packages = allowed_packages(overrides)
+    if done.page is None:
+        return Fix((*words, *shlex.split(allow_argument(packages))))
+    keys = [word for word in overrides if not is_allow_override(word)]
+    if not done.steps_left:
+        why = "its weights have diverged" if done.found.cause == "updates" else "the run has no steps left to train"
+        return Fix((*keys, *words, *shlex.split(allow_argument(packages))), why_not=why)
+    resume = f"mptrain resume {shlex.quote(run)}"
+    follows = f"{resume} scaler=dynamic" if words[0].startswith("scaler.scale=") else ""
+    return Fix(
+        (*keys, *words),
+        command=command_with(f"{resume} {shlex.join([*keys, *words])}", packages),
+        dynamic_command=command_with(follows, packages) if follows else "",
+    )
+
+
+def _print_fix(fix: Fix, *, is_of_run: bool) -> None:
+    if fix.command:
+        say(f"\nto train on with the fix: {fix.command}")
+    else:
+        ended, start = (f"{fix.why_not}; ", "start another run and ") if is_of_run else ("", "")
+        say(f"\n{ended}to train with the fix, {start}add {shlex.join(fix.overrides)}")
+    if fix.dynamic_command:
+        say(f"to let the scale follow later gradients: {fix.dynamic_command}")
+
+
+def _print(found: Examination, left_out: int) -> None:
+    page = diagnosis_page(found)
+    *sections, _ = page.sections  # a terminal cannot unfold the operators in the last one
+    operators = (Text(summary(found.operators)), operator_table(found.operators)) if found.operators else ()
+    more = Text(f"{left_out} modules not shown; --all shows them") if left_out else None
+    print_blocks(Text(page.lead, page.status.tone), *sections, more, section("Operator dtypes", *operators))
+
+
+def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
+    """Select at most about `MOST_ROWS` modules of an examined step for a table, and count the others.
+
+    The selection keeps modules in which something breaks and their neighbours, the first and last modules, and those
+    with the largest magnitudes or the most subnormal values.
+
+    Args:
+        modules: Modules of the network in call order, with their magnitudes.
+
+    Returns:
+        The selected modules in order, and the number of others.
+    """
+    if len(modules) <= MOST_ROWS:
+        return list(modules), 0
+    places = {*range(ENDS), *range(len(modules) - ENDS, len(modules))}
+    for place, row in enumerate(modules):
+        if row.breaks:
+            places |= {place - 1, place, place + 1}
+    reached = {
+        place: (
+            row.forward.largest if row.forward else 0.0,
+            row.backward.largest if row.backward else 0.0,
+            max(reach.subnormal for reach in (row.forward, row.backward) if reach),
+        )
+        for place, row in enumerate(modules)
+    }
+    orders = [sorted(reached, key=lambda place: -reached[place][number]) for number in range(3)]
+    for place in itertools.chain.from_iterable(zip(*orders, strict=True)):
+        if len(places) < MOST_ROWS:
+            places.add(place)
+    chosen = sorted(place for place in places if 0 <= place < len(modules))
+    return [modules[place] for place in chosen], len(modules) - len(chosen)

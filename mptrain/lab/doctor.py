@@ -1,0 +1,330 @@
+"""Check of whether a model's first training step is correct in a precision, for ``mptrain doctor``. Writes nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from mptrain.build.parts import build
+from mptrain.config.schema import Config
+from mptrain.engine.parts import Parts
+from mptrain.engine.rehearsal import rehearse
+from mptrain.lab import doctor_gradients as passes
+from mptrain.lab.diagnosis_case import with_overrides
+from mptrain.lab.doctor_findings import (
+    findings,
+    proposals,
+    with_words,
+    wrong_gradients,
+    wrong_outputs,
+)
+from mptrain.lab.doctor_observation import StepInspection, half_weights, inspect_step
+from mptrain.lab.doctor_ranges import ModuleScaling, ScalingEvidence, by_module
+from mptrain.lab.evaluation_check import check_evaluation
+from mptrain.lab.findings import Finding, label, operator_name
+from mptrain.lab.headroom import CloseCall, after_some_steps, close_calls, worth_a_look
+from mptrain.lab.lost_columns import lost_columns
+from mptrain.lab.module_tensors import HANDED, Outputs
+from mptrain.lab.observations import CLOSE
+from mptrain.lab.step_accuracy import largest_errors, why_worse
+from mptrain.lab.zero_gradients import without_gradient
+from mptrain.numerics.formats import FORMATS, Format
+from mptrain.numerics.words import listed
+from mptrain.precision.alignment import unaligned_in_words
+from mptrain.precision.apply import DTYPES
+from mptrain.precision.census import dtype_name
+from mptrain.precision.policy import FP32
+from mptrain.precision.support import require_support, resolve_device
+from mptrain.probe.module_trail import LOSS
+from mptrain.probe.observer import Operation
+from mptrain.system.errors import ConfigError, DataError, EnvironmentRefused
+from mptrain.workloads.base.batch import Batch
+
+#: Highest exponent of the scales tried, from 2^0 on; seconds per pass above which only every second scale is tried.
+HIGHEST, SLOW = 24, 5.0
+
+#: Maximum number of values in all module outputs of the step; of larger batches, fewer samples are examined. The FP64
+#: passes take about 50 bytes for each value.
+MOST_VALUES = 2**27
+
+
+@dataclass(frozen=True)
+class ScalingReport:
+    """Result of `check_scaling`: errors of outputs and gradients in half precision, and usable loss scales.
+
+    Attributes:
+        evidence: Measurements and observations from which the findings are derived.
+        findings: Problems found, causes first, without minor ones, which are among the notes; empty if there is none.
+        modules: Gradient errors by module in call order; empty if the passes failed.
+        reference: Dtype of the reference gradients: ``float64`` or ``float32``; empty if the passes failed.
+        samples: Number of samples in the batch.
+        notes: Differences from training, and the minor findings, one sentence each.
+        minor: The minor findings.
+    """
+
+    evidence: ScalingEvidence
+    findings: Sequence[Finding]
+    modules: Sequence[ModuleScaling]
+    reference: str
+    samples: int
+    notes: tuple[str, ...]
+    minor: tuple[Finding, ...] = ()
+
+
+def check_scaling(
+    config: Config, tell: Callable[[str], None], advise: Callable[[str], str] = "set {}".format
+) -> ScalingReport:
+    """Compare the first step's gradients in a configuration's precision with those in FP64, at many loss scales.
+
+    The scales are the powers of two from 2^0 to 2^24, or from 2^-24 if the gradient of the loss overflows at 2^0. No
+    weight is updated. An override is part of a hint only if the same check finds no such problem with it. ``tell`` is
+    called with progress messages, and ``advise`` makes an override a part of a hint.
+
+    Raises:
+        ConfigError: The precision is not half precision, or the configuration is inconsistent.
+        EnvironmentRefused: The device does not support the precision.
+        DataError: The data is missing or unusable.
+    """
+    policy = config.precision
+    if not policy.half:
+        raise ConfigError(
+            f"precision={policy.name} computes nothing in half precision: there is nothing to check",
+            "choose a half-precision mode, for example precision=amp_dynamic or precision=fp16_dynamic",
+        )
+    if config.inject.step is not None:
+        raise ConfigError(
+            f"inject.step={config.inject.step}: doctor checks a model without injected faults",
+            "remove the inject options, or examine the step with the fault with mptrain diagnose",
+        )
+    require_support(policy, resolve_device(config.device))
+    report = _check(config, tell)
+    words = next(
+        (one for one in proposals(report.findings, report.evidence) if _helps(config, one, report, tell)), None
+    )
+    if report.modules and not any(one.kind == "fp32" for one in report.findings):
+        words = words or "precision=fp32"  # in which the check computed the step too
+    zero = [one.name for one in report.modules if one.reference == 0]
+    return replace(report, findings=with_words(report.findings, words, advise, zero))
+
+
+def _helps(config: Config, words: str, report: ScalingReport, tell: Callable[[str], None]) -> bool:
+    """Return whether an override removes all findings that it is proposed for, without large errors of its own."""
+    try:
+        changed = with_overrides(config, words)
+        require_support(changed.precision, resolve_device(changed.device))
+        after = _check(changed, lambda sentence: tell(f"with {words}: {sentence}"))
+    except (ConfigError, EnvironmentRefused):
+        return False
+    before = largest_errors(report.evidence.outputs, report.modules) if report.modules else None
+    stay = {(one.kind, one.where) for one in report.findings if not one.keep}
+    new = {(one.kind, one.where) for one in after.findings if one.kind != "fp32"} - stay  # FP32 has the others too
+    errors = largest_errors(after.evidence.outputs, after.modules)
+    coarser = after.evidence.form.epsilon / report.evidence.form.epsilon
+    return after.evidence.fp32_finite and not new and not why_worse(before, errors, coarser)
+
+
+def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
+    policy, form = config.precision, FORMATS[config.precision.compute]
+    tell(f"one step in {policy.name}")
+    batch, inspection, seconds, fewer = _inspect_first_step(config, form)
+    step = 2 if seconds > SLOW else 1
+    evidence = inspection.evidence
+    if evidence.refused:
+        if evidence.raised_in is not None:  # an error in FP32 too is that of a model and a task that do not fit
+            wide, _ = build(replace(config, precision=FP32))
+            wide.model.train()
+            rehearse(wide, wide.prepare(batch))
+        return _report(evidence, findings(evidence), batch, fewer)
+    tell("its gradients in FP32 and FP64")
+    wide, _ = build(replace(config, precision=FP32))
+    unrounded = wide.prepare(batch)
+    half = DTYPES[policy.parameters]
+    half_inputs = unrounded.cast(half).inputs
+    if columns := lost_columns(unrounded, half):
+        evidence = replace(evidence, lost_columns=columns)
+    if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
+        return _report(evidence, findings(evidence), batch, fewer)
+    if not passes.is_finite(wide, wide.prepare(batch)):
+        breaking = [one for one in passes.operators(wide, wide.prepare(batch)) if one.breaks]
+        evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
+        return _report(evidence, findings(evidence), batch, fewer)
+    reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights, half)
+    del wide
+    tell("its gradients at loss scales from 2^0 to 2^24")
+
+    def another() -> tuple[Parts, Batch]:
+        wide, _ = build(replace(config, precision=FP32))
+        return wide, wide.prepare(batch).cast(half).cast(torch.float32)
+
+    parts, _ = build(config)
+    prepared = parts.prepare(batch)
+    observed = passes.operators(parts, prepared)
+    broken = next((one for one in observed if one.breaks), None)
+    lowest = -HIGHEST if broken and (broken.phase, broken.module) == ("backward", LOSS) else 0
+    measured = passes.compare_scales(parts, prepared, reference, range(lowest, HIGHEST + 1, step))
+    modules = by_module(measured, form, inspection.order)
+    breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
+    zero = [name for name, one in reference.distances.items() if one.elements and one.reference == 0 == one.expected]
+    saddles, dead = without_gradient(*another(), zero) if zero else ((), ())
+    evidence = replace(evidence, modules=modules, outputs=reference.outputs, saddles=saddles, zero_gradient=dead)
+    if wrong := wrong_outputs(evidence):
+        operations = [one for one in observed if one.phase == "forward"]
+        inexact = passes.operator_errors((parts, prepared), another, inspection.outputs, wrong, form)
+        breaks_half, close = [one for one in operations if one.breaks], _close(parts, operations, form)
+        evidence = replace(evidence, breaks_half=breaks_half, close=close, operators=inexact)
+        evidence = replace(evidence, zeros_by=_zeros_by(operations))
+    lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
+        name: exact
+        for name, value in inspection.values.items()
+        if form.max < (exact := reference.values.get(name, math.inf)) < math.inf and value != exact
+    }
+    evidence = replace(evidence, lost_values=lost, breaks=breaks)
+    if not breaks and (suspects := wrong_gradients(modules)):
+        scale, weights = 2.0 ** suspects[0], half_weights(parts.model)
+        breaks, right = passes.compare_backward(
+            (parts, prepared),
+            another,
+            inspection.outputs,
+            scale,
+            suspects[1],
+            form,
+            weights,
+        )
+        keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, form) for name in breaks))
+        evidence = replace(evidence, breaks=breaks, keep_backward=keep)
+    values = sum(one.numel() for several in inspection.outputs.values() for one in several)
+    values += sum(one.numel() for one in parts.model.parameters())
+    unseen: tuple[str, ...] = ()
+    if not wrong:  # what follows from wrong values says nothing
+        calls, later, unseen = _headroom(config, observed, form, values, tell)
+        evidence = replace(evidence, close_calls=calls, later=later)
+    notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
+    notes = (*fewer, *notes, *unseen, *_near_the_top(reference, inspection.outputs, form))
+    notes += (odd,) if (odd := unaligned_in_words(parts.model)) else ()
+    found = findings(evidence)
+    wide_batch = prepared.cast(torch.float32)
+    faulty = None if evidence.breaks_half else check_evaluation(parts, lambda: another()[0], wide_batch)
+    found += [faulty[0]] if faulty is not None else []
+    return _report(evidence, found, batch, notes, modules, reference.dtype)
+
+
+def _report(
+    evidence: ScalingEvidence,
+    found: Sequence[Finding],
+    batch: Batch,
+    notes: tuple[str, ...],
+    modules: Sequence[ModuleScaling] = (),
+    reference: str = "",
+) -> ScalingReport:
+    minor = tuple(one for one in found if one.minor)
+    notes = (*notes, *(f"{listed([label(name) for name in one.where])}: {one.what}" for one in minor))
+    found = [one for one in found if not one.minor]
+    return ScalingReport(evidence, found, modules, reference, batch.samples, notes, minor)
+
+
+def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:
+    """Return a note on the output closest to the format's largest number, which later steps may exceed; or nothing."""
+    inside = [
+        (errors.largest, name)
+        for name, errors in reference.outputs.items()
+        if HANDED not in name
+        and any(dtype_name(one) == form.name for one in said.get(name, ()))
+        and errors.largest <= form.max
+    ]
+    largest, name = max(inside, default=(0.0, ""))
+    if largest < CLOSE * form.max:
+        return ()
+    share = f"{100 * largest / form.max:.0f} % of the largest {form.name} number: later steps may overflow"
+    return (f"the output of {name or 'the model'} reaches {largest:.3g}, {share}",)
+
+
+def _headroom(
+    config: Config, observed: Sequence[Operation], form: Format, values: int, tell: Callable[[str], None]
+) -> tuple[tuple[CloseCall, ...], int, tuple[str, ...]]:
+    """Return the results close to the end of the range, after how many steps, and a note if later ones were not seen.
+
+    They are those of the first step, or else later ones. Infinities of the first step that have no effect are none,
+    nor is a result that is the same after those steps, such as a mask: it does not grow.
+    """
+    first = close_calls(observed, form)
+    close = [call for call in first if math.isfinite(call.ratio)]
+    if not close and not worth_a_look(observed, form):
+        return (), 0, ()
+    tell(f"FP32 training in memory, and one step in {config.precision.name} after it")
+    later, then = after_some_steps(config, replace(config, precision=FP32), values)
+    if grows := tuple(call for call in close if call not in then):
+        return grows, 0, ()
+    known = {(call.module, call.operator) for call in first}
+    dies = "whether values leave the range in later steps was not seen: trained in FP32, the weights are not finite"
+    new = tuple(call for call in then if (call.module, call.operator) not in known)
+    return new, later, () if later else (dies,)
+
+
+def _zeros_by(operations: Sequence[Operation]) -> dict[str, str]:
+    """Return the operator that makes zeros of other numbers before one that returns inf for zeros, by module."""
+    found: dict[str, str] = {}
+    for at, one in enumerate(operations):
+        if one.breaks and not one.largest_input:
+            before = (other for other in operations[:at][::-1] if other.module == one.module and other.largest_input)
+            made = (other for other in before if sum(counts.zeros for counts in other.outputs) > other.zero_inputs)
+            if maker := next(made, None):
+                found.setdefault(one.module, operator_name(maker))
+    return found
+
+
+def _close(parts: Parts, operations: Sequence[Operation], form: Format) -> tuple[str, ...]:
+    """Return the modules close to the largest number that are of the class of a module in which values overflow."""
+    classes = {name: type(module) for name, module in parts.model.named_modules()}
+    broken = {one.module: classes.get(one.module) for one in operations if one.breaks and one.kind == "inf"}
+    kinds = {*broken.values()} - {None}
+    largest = [(max(part.largest for part in one.outputs), one.module) for one in operations if one.finite_inputs]
+    high = [name for size, name in largest if size >= CLOSE * form.max and classes.get(name) in kinds]
+    return tuple(name for name in dict.fromkeys(high) if name not in broken)
+
+
+def _inspect_first_step(config: Config, form: Format) -> tuple[Batch, StepInspection, float, tuple[str, ...]]:
+    """Inspect the first step, with fewer samples if its module outputs have more than `MOST_VALUES` values."""
+    parts, batch = first_batch(config)
+    notes: tuple[str, ...] = ()
+    while True:
+        started = time.perf_counter()
+        inspection = inspect_step(parts, parts.prepare(batch), form)
+        seconds = time.perf_counter() - started
+        values = sum(one.numel() for tensors in inspection.outputs.values() for one in tensors)
+        count = min(-(-values // MOST_VALUES), batch.samples // (2 * parts.plan.accumulate))
+        if notes or count <= 1:
+            return batch, inspection, seconds, notes
+        whole, batch = batch.samples, batch.split(count)[0]
+        times = whole / batch.samples
+        notes = (
+            f"only {batch.samples} of the {whole} samples of a batch are examined, to save memory: gradients of "
+            f"outputs are {times:.3g} times as large as in training",
+        )
+        del parts, inspection  # one model at a time
+        parts, _ = build(config)
+
+
+def first_batch(config: Config) -> tuple[Parts, Batch]:
+    """Return newly built parts of a configuration and its first batch, not prepared yet; DataError if there is none."""
+    parts, _ = build(config)
+    loader = parts.loaders["train"]
+    batch = next(iter(loader.batches(0)), None)
+    loader.close()
+    if batch is None:
+        raise DataError("the training split has no usable sample", "see dataset.on_error, and mptrain list dataset")
+    return parts, batch
+
+
+def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]) -> tuple[str, ...]:
+    drifting = [module for module in modules if module.drifts]
+    if not drifting:
+        return ()
+    first = drifting[-1]
+    # the lowest scale at which they drift: at higher ones the loss itself may overflow too
+    drifting_at = min(one for one in first.finite if first.errors[one] > 2 * first.tolerance)
+    scales = 2.0 ** min(first.errors, key=lambda one: first.errors[one]), 2.0**drifting_at
+    return passes.find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)

@@ -1,0 +1,336 @@
+"""Causes of a failed training step and their modules, derived from an observation of it. Runs nothing.
+
+A step fails at an operator that returns inf or NaN for finite inputs; later operators only pass the values on. A step
+may have several such operators that do not feed one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mptrain.lab.doctor_ranges import EPSILONS, ModuleScaling
+from mptrain.lab.module_tensors import HANDED, owner
+from mptrain.lab.step_accuracy import StepAccuracy
+from mptrain.numerics.formats import scale_in_words
+from mptrain.numerics.words import listed
+from mptrain.probe.module_trail import LOSS
+from mptrain.probe.observer import Observation, Operation, OperatorError
+
+#: Module, operator, pass, and index among the calls with the same three.
+Key = tuple[str, str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Problem of a training step, or of training a network in a precision, as shown to the user.
+
+    Attributes:
+        kind: Kind of problem: `mptrain.runlog.diagnosis_file.CauseKind` for a step, otherwise a kind of
+            `mptrain.lab.doctor_findings.findings`.
+        where: Names of the affected modules, parameters or buffers in order; empty if there are none.
+        what: Description of the problem in one sentence, with its measured value.
+        hint: Advice; empty if remedies are tried instead.
+        keep: Modules to keep in FP32 to fix the problem; empty if that does not fix it.
+        operator: Name of the operator in which the problem arises; empty if unknown.
+        phase: Pass in which the problem arises, ``forward`` or ``backward``; empty if it arises in none.
+        minor: Whether it does not keep the network from training as it does in FP32, so that it is only a note.
+    """
+
+    kind: str
+    where: tuple[str, ...]
+    what: str
+    hint: str = ""
+    keep: tuple[str, ...] = ()
+    operator: str = ""
+    phase: str = ""
+    minor: bool = False
+
+    @property
+    def module(self) -> str | None:
+        """First affected module, parameter or buffer in ``where``; None if there is none."""
+        return self.where[0] if self.where else None
+
+
+def first_cause(seen: Observation) -> Finding:
+    """Return the first cause of a step's failure (`find_causes`), or a finding of kind ``none`` if there is none."""
+    return next(iter(find_causes(seen)), no_fault(seen))
+
+
+def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding:
+    """Return the finding of kind ``none``, which tells the user that a training step is correct.
+
+    ``accuracy`` is a comparison of the step with FP64, if there is one.
+    """
+    at = f"at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 else "without a loss scale"
+    finite = f"step {seen.step:,} is finite, forward and backward, {at}"
+    if accuracy is None:
+        return Finding("none", (), finite)
+    if (module := accuracy.ill_conditioned) is not None:
+        far = f"FP32 itself is far from FP64 in {describe_module(seen, module)}: not a problem of half precision"
+        return Finding("none", (module,), f"{finite}; but {far}")
+    return Finding("none", (), f"{finite}; {describe_errors(accuracy)}")
+
+
+def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Finding, ...]:
+    """Return all causes of a training step's failure, in the order of the passes, without consequences of other causes.
+
+    A failure in the backward pass of a module that already fails in the forward pass is a consequence. If the batch or
+    the weights are not finite, no other cause is reported. ``exact`` is an observation of the same step in FP32: if
+    that is finite, operators that return inf or NaN there too are taken as intended and ignored.
+    """
+    found: list[Finding] = []
+    if seen.inputs:
+        found.append(Finding("input", (), _input(seen)))
+    if seen.weights:
+        weights = listed([f"{one.name} ({one.kind})" for one in seen.weights])
+        found.append(Finding("weights", (), f"the weights are not finite: {weights}"))
+    if found:
+        return tuple(found)
+    found += _forward(seen, exact)
+    broken = {module for one in found for module in one.where}
+    if seen.refusal is not None:
+        return (_refused(seen, seen.refusal), *found)
+    if not math.isfinite(seen.loss):
+        return tuple(found) or (_handed_on(seen),)
+    return (*found, *(one for one in _backward(seen, exact, found) if one.module not in broken))
+
+
+def compare_with_fp32(
+    seen: Observation, causes: tuple[Finding, ...], accuracy: StepAccuracy, lost: Sequence[Operation]
+) -> tuple[Finding, ...]:
+    """Return the causes of failure of a step with a finite loss, revised by a comparison of its values with FP64.
+
+    Infinities of the forward pass are no cause if all outputs are correct and all gradients finite. A wrong output is a
+    cause unless an earlier module is. Wrong gradients of a finite step are a cause as well. ``lost`` are the operator
+    calls of the forward pass that lose values to underflow, the worst first.
+    """
+    forward = [one for one in causes if one.phase == "forward"]
+    others = [one for one in causes if one.phase != "forward"]
+    wrong = accuracy.wrong_output
+    if wrong is not None:
+        off, module = _off(seen, wrong, accuracy), owner(wrong)
+        order = {name: at for at, name in enumerate(seen.calls)}
+        until = wrong.rpartition(HANDED)[2]  # the module, or the one to which it hands the wrong values
+        last = max((at for name, at in order.items() if f"{name}.".startswith(f"{until}.")), default=0)
+        before = [one for one in forward if order.get(one.module or "", 0) <= last]
+        if before:
+            at = forward.index(before[0])
+            forward[at] = replace(before[0], what=f"{before[0].what}: {off}")
+        else:
+            inexact = accuracy.operator
+            first = f"; rounding {inexact.operator} alone makes it {percent(inexact.error)} wrong" if inexact else ""
+            what, operator = f"{off}{first}; all its values are finite", inexact.operator if inexact else ""
+            kind = "loss" if module == LOSS else "forward"
+            forward.insert(0, Finding(kind, (module,), what, operator=operator, phase="forward"))
+        return (*forward, *others)
+    if not seen.finite and not others:  # non-finite gradients are a consequence of the forward pass
+        return tuple(forward)
+    ruined = accuracy.ruined_output([operation.module for operation in lost])
+    if ruined is not None:
+        worst = lost[0]
+        loses = f"loses values to FP16 underflow: {_off(seen, ruined, accuracy)}"
+        what = f"{operator_name(worst)} in {describe_module(seen, worst.module)} {loses}"
+        return (Finding("forward", (worst.module,), what, operator=worst.operator, phase="forward"), *others)
+    if seen.finite and seen.loss_scale != 1 and (moving := accuracy.disproportionate):
+        those = listed([describe_module(seen, one.name) for one in moving])
+        what = f"the gradients of {those} are not proportional to the loss scale, not even in FP32"
+        others.append(_in_backward(seen, what, accuracy.breaks or (moving[0].name,)))
+    elif seen.finite and (gradients := accuracy.wrong_gradients):
+        others.append(_inexact(seen, gradients, accuracy))
+    return tuple(others)
+
+
+def first_break(seen: Observation, phase: str) -> Operation | None:
+    """Return the first operator call of a pass that returns inf or NaN for finite inputs; None if there is none.
+
+    ``phase`` is ``forward`` or ``backward``.
+    """
+    return next((operation for operation in seen.of(phase) if operation.breaks), None)
+
+
+def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]:
+    """Yield operator calls with keys that identify the same call in another precision.
+
+    A key is the module, the operator, the pass, and the index among the calls with the same three.
+    """
+    met: Counter[tuple[str, str, str]] = Counter()
+    for operation in operations:
+        name = (operation.module, operation.operator, operation.phase)
+        yield (*name, met[name]), operation
+        met[name] += 1
+
+
+def label(name: str) -> str:
+    """Return the display name of a module: its qualified name, or ``the model itself`` for the empty name."""
+    return name or "the model itself"
+
+
+def describe_module(seen: Observation, module: str) -> str:
+    """Return the name and class of a module for display, such as ``layers.0 (Linear)``, or ``the loss`` for `LOSS`."""
+    return "the loss" if module == LOSS else f"{label(module)} ({seen.types.get(module, '?')})"
+
+
+def operator_name(operation: Operation) -> str:
+    """Return the display name of an operator call: ``a cast`` for a dtype conversion, otherwise its name in torch."""
+    return "a cast" if operation.operator == "_to_copy" else operation.operator
+
+
+def describe_operator(operation: Operation) -> str:
+    """Return a clause on an operator call that returns inf or NaN: its name, module, result and inputs."""
+    where = "the task" if operation.module == LOSS else label(operation.module)
+    return f"{operator_name(operation)} in {where} returns {operation.kind} for {operation.given}"
+
+
+def percent(share: float) -> str:
+    """Format a share in [0, 1] as a percentage with three digits, such as ``12.5 %``."""
+    return f"{100 * share:.3g} %"
+
+
+def describe_errors(accuracy: StepAccuracy) -> str:
+    """Return the largest errors of a step, all explained by rounding, as a clause, or its doubt."""
+    outputs, gradients = accuracy.largest_errors
+    if accuracy.doubt:
+        return accuracy.doubt
+    return f"outputs are within {percent(outputs)} of FP32, gradients within {percent(gradients)}"
+
+
+def _input(seen: Observation) -> str:
+    parts = []
+    for one in seen.inputs:
+        places = ", ".join(map(str, one.samples[:5])) + (" ..." if one.samples[5:] else "")
+        where = f" in {len(one.samples)} of {seen.samples} samples (index {places})" if one.samples else ""
+        parts.append(f"{one.name} contain {one.kind}{where}")
+    wide = any(one.widely_finite for one in seen.inputs)
+    cast = "; the values are finite in FP32 but too large for the input dtype of the model" if wide else ""
+    return f"the batch itself is not finite: {'; '.join(parts)}{cast}"
+
+
+def _refused(seen: Observation, refusal: OperatorError) -> Finding:
+    function = f" within {refusal.function}" if refusal.function else ""
+    operator = f"{refusal.operator} of {' and '.join(refusal.inputs)}" if refusal.operator else "the code"
+    where = f"in the {refusal.phase} pass of {describe_module(seen, refusal.module)}{function}"
+    what = f"{operator} raises an error {where}: {refusal.message}"
+    return Finding("refused", (refusal.module,), what, operator=refusal.operator, phase=refusal.phase)
+
+
+def _forward(seen: Observation, exact: Observation | None) -> list[Finding]:
+    """Return the causes in the forward pass, one for each module class and operator."""
+    shown = ""
+    if math.isfinite(seen.loss):
+        shown = "; the loss and the gradients stay finite"
+        if not seen.finite:
+            first = next((operation for operation in seen.of("backward") if not operation.finite), None)
+            alone = first is not None and first.breaks
+            shown = "; the loss stays finite" + ("" if alone else ", the gradients do not")
+    found: list[Finding] = []
+    for group in _groups(seen, "forward", exact):
+        kind = "loss" if group[0].module == LOSS else "forward"
+        before = "the model's outputs are finite, the loss is not: " if kind == "loss" and not found else ""
+        found.append(_broken(seen, kind, group, exact, before, shown))
+    return found
+
+
+def _handed_on(seen: Observation) -> Finding:
+    """Return the cause of a non-finite loss if no observed operator returns inf or NaN for finite inputs."""
+    module = next((call.module for call in seen.ended if call.finite_inputs and not call.finite_output), None)
+    if module is not None:
+        what = f"{describe_module(seen, module)} returns non-finite values for finite inputs"
+        return Finding("forward", (module,), what, phase="forward")
+    return Finding("loss", (LOSS,), f"the model's outputs are finite, the loss is {seen.loss}", phase="forward")
+
+
+def _backward(seen: Observation, exact: Observation | None, before: list[Finding]) -> list[Finding]:
+    """Return the causes in the backward pass of a finite loss, one for each module class and operator."""
+    if seen.finite:  # inf and NaN that reach no parameter have no effect
+        return []
+    found: list[Finding] = []
+    for group in _groups(seen, "backward", exact):
+        how = "overflow" if group[0].kind == "inf" else "are not finite"
+        begins = f"gradients {how}" if before or found else f"only gradients {how}"
+        found.append(_broken(seen, "backward", group, exact, f"{begins}: "))
+    if found or before:
+        return found
+    first = next((operation for operation in seen.of("backward") if not operation.finite), None)
+    if first is not None:
+        where = f"first in the backward pass of {describe_module(seen, first.module)}, in {operator_name(first)}"
+        what = f"only gradients are not finite, {where}"
+        return [Finding("backward", (first.module,), what, operator=first.operator, phase="backward")]
+    name, kind = seen.gradients[0]
+    what = f"only the gradient of {name} is {kind}, and only after the backward pass"
+    return [Finding("backward", (name.rpartition(".")[0],), what, phase="backward")]
+
+
+def _groups(seen: Observation, phase: str, exact: Observation | None) -> list[list[Operation]]:
+    """Return the operators that return inf or NaN for finite inputs, grouped by name and module class."""
+    meant = {key for key, one in numbered(exact.operations) if one.breaks} if exact and exact.finite else set()
+    groups: dict[tuple[str, str, str], list[Operation]] = {}
+    for key, operation in numbered(seen.operations):
+        if operation.phase == phase and operation.breaks and key not in meant:
+            kind = LOSS if operation.module == LOSS else seen.types.get(operation.module, operation.module)
+            groups.setdefault((kind, operation.operator, operation.function), []).append(operation)
+    return list(groups.values())
+
+
+def _broken(
+    seen: Observation, kind: str, group: list[Operation], exact: Observation | None, before: str, behind: str = ""
+) -> Finding:
+    first = group[0]
+    modules = tuple(dict.fromkeys(operation.module for operation in group))
+    more = f"; the same in {listed([label(name) for name in modules[1:]])}" if modules[1:] else ""
+    again = exact is not None and any(
+        one.breaks and one.operator == first.operator and one.module == first.module for one in exact.of(first.phase)
+    )
+    dtype = " and ".join(dict.fromkeys(counts.dtype for counts in first.outputs if counts.inf or counts.nan))
+    function = f" within {first.function}" if first.function else ""
+    backward, scale = "in", ""
+    if first.phase == "backward":
+        backward = "in the backward pass of"
+        scale = f" at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 and not again else ""
+    what = (
+        f"{operator_name(first)} {backward} {describe_module(seen, first.module)}{function} returns {first.kind} in "
+        f"{dtype}{' and in FP32' if again and dtype != 'float32' else ''}{scale} for {first.given}"
+    )
+    return Finding(kind, modules, f"{before}{what}{more}{behind}", operator=first.operator, phase=first.phase)
+
+
+def _off(seen: Observation, boundary: str, accuracy: StepAccuracy) -> str:
+    errors, allowed = accuracy.outputs[boundary], accuracy.allowed(boundary)
+    module, handed, child = boundary.partition(HANDED)
+    subject = f"the output of {describe_module(seen, module)}" if module != LOSS else "the value of the loss"
+    if handed:
+        subject = f"what {describe_module(seen, module)} computes and hands to {describe_module(seen, child)}"
+    if not math.isfinite(errors.half):
+        return f"{subject} is not finite, although it is in FP32"
+    explained = f", rounding explains {percent(allowed)}" if errors.half > allowed else ""
+    if EPSILONS * accuracy.form.epsilon < errors.explained < math.inf:  # rounding errors grow
+        explained = f" ({percent(errors.explained)} with only weights, inputs and outputs rounded)"
+    return f"{subject} is off by {percent(errors.half)} against FP32{explained}"
+
+
+def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:
+    """Return a sentence on gradients that are less exact than rounding explains but still good enough to train.
+
+    The list is empty if there are no such gradients, or if some are too wrong to train.
+    """
+    gradients = accuracy.inexact_gradients
+    return (
+        [_inexact(seen, gradients, accuracy).what] if seen.finite and gradients and not accuracy.wrong_gradients else []
+    )
+
+
+def _inexact(seen: Observation, wrong: tuple[ModuleScaling, ...], accuracy: StepAccuracy) -> Finding:
+    worst = max(wrong, key=lambda one: one.best)
+    others = f"; so are those of {len(wrong) - 1} more modules" if len(wrong) > 1 else ""
+    what = (
+        f"the gradients of {describe_module(seen, worst.name)} are finite but off by {percent(worst.best)} at loss "
+        f"scale {scale_in_words(seen.loss_scale)}, rounding explains {percent(worst.allowed)}{others}"
+    )
+    return _in_backward(seen, what, accuracy.breaks or (wrong[0].name,))
+
+
+def _in_backward(seen: Observation, what: str, modules: tuple[str, ...]) -> Finding:
+    where = listed([describe_module(seen, module) for module in modules])
+    return Finding("backward", modules, f"{what}; the error arises in the backward pass of {where}", phase="backward")

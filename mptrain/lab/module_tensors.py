@@ -1,0 +1,370 @@
+"""Recording, comparison and replacement of what crosses the boundaries of modules in a pass, and of gradients there.
+
+What crosses a boundary is a module's output, or an input that its caller has computed. The caller's arithmetic between
+two submodules is so separated from that of the submodules. All hooks are removed from the model afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from mptrain.engine.parts import Parts
+from mptrain.lab.comparisons import COMPARED, Comparisons, alike
+from mptrain.precision.census import current_pass
+from mptrain.probe.module_trail import LOSS, ModuleTrail, is_inside, module_hooks
+from mptrain.system.device import beside_fp64
+from mptrain.system.torch_private import disable_current_modes, is_transforming, tree_leaves, tree_map
+
+#: Floating-point tensors at each boundary, in the order of the calls. The key is the name of a module for its outputs,
+#: and ``CALLER to MODULE`` for inputs of a module that its caller has computed; the loss has the key `LOSS`, numbers
+#: that a module compares the key of `Comparisons`.
+Outputs = dict[str, list[Tensor]]
+
+#: Function from the key of a boundary and a tensor there to the replacement of the tensor.
+Change = Callable[[str, Tensor], Tensor]
+
+#: Dtypes of indices, which are compared too: one that is made in half precision may choose another row.
+INDICES = (torch.int64, torch.int32)
+
+#: Separator of caller and module in the key of a boundary; names of modules have no blanks.
+HANDED = " to "
+
+
+def owner(boundary: str) -> str:
+    """Return the name of the module whose own arithmetic computes the tensors at a boundary, a key of `Outputs`."""
+    return boundary.partition(HANDED)[0]
+
+
+def record_outputs(found: Outputs, said: Outputs | None = None) -> Change:
+    """Return a function for `hook_step` that records module outputs, and what is compared, and leaves them unchanged.
+
+    It adds detached copies to ``found``, by their keys, call by call. Numbers that are compared (`COMPARED`) are made
+    `alike` to those in ``said``, if there are any.
+    """
+    calls = _ForwardCalls()
+
+    def keep(name: str, value: Tensor) -> Tensor:
+        at = calls.number(name, value)
+        other = next(iter((said or {}).get(name, [])[at:]), None) if at is not None else None
+        if COMPARED in name and other is not None and other.shape == value.shape:
+            value = alike(name, other, value)
+        if current_pass() == "forward":
+            found.setdefault(name, []).append(value.detach().clone())
+        return value
+
+    return keep
+
+
+class _ForwardCalls:
+    """Numbers of the tensors at each boundary in the forward pass, also of those that a backward pass computes again.
+
+    Activation checkpointing repeats calls in another order, and some of them. A repeated tensor has the values of the
+    first one, by which it is known: so it needs no help of the code that repeats it, which may be the user's own.
+    """
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def number(self, name: str, value: Tensor) -> int | None:
+        """Return the number of a tensor among those at a boundary in the forward pass; None if none had its values."""
+        plain = value.detach().flatten().clone(memory_format=torch.contiguous_format)  # a single one may have no stride
+        mark = name, zlib.crc32(plain.view(torch.uint8).cpu().numpy().tobytes())
+        if current_pass() == "backward":
+            return self._numbers.get(mark)
+        at = self._counts[name]
+        self._counts[name] += 1
+        self._numbers.setdefault(mark, at)  # of equal tensors the first: what follows from them is equal too
+        return at
+
+
+class _Replaced(torch.autograd.Function):
+    """Tensor with other values than the original one, to which its gradient flows where that is finite.
+
+    It saves no tensor for the backward pass, as activation checkpointing counts those of a call and of its repetition.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, other: Tensor, finite: Tensor) -> Tensor:
+        ctx.finite = finite
+        return other.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.where(ctx.finite, grads[0], 0.0), None, None
+
+
+class OutputReplacement:
+    """Function for `hook_step` that replaces tensors at module boundaries by recorded ones of another precision.
+
+    The gradient of a replaced tensor flows to the original one. Each module thus gets the recorded inputs, what it
+    computes differs from what was recorded only by its own error, and the backward pass belongs to the recorded forward
+    pass.
+
+    Args:
+        said: Recorded tensors of each boundary, call by call. A tensor without a recorded one of the same shape is not
+            replaced. Numbers that are compared are made `alike`.
+    """
+
+    def __init__(self, said: Outputs) -> None:
+        self._said = said
+        self._calls = _ForwardCalls()
+        self._own: dict[str, tuple[float, float]] = {}
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor with the values recorded next at a boundary, and dtype, shape and gradient of ``value``."""
+        at = self._calls.number(name, value)
+        other = next(iter(self._said.get(name, [])[at:]), value) if at is not None else value
+        if other.shape != value.shape:
+            return value
+        if COMPARED in name:
+            return alike(name, other, value)
+        if not value.is_floating_point():
+            off, size = self._own.get(name, (0.0, 0.0))
+            self._own[name] = math.hypot(off, norm(other != value)), math.hypot(size, value.numel() ** 0.5)
+            return other
+        other, plain = other.detach().to(value.dtype), value.detach()
+        if torch.equal(other, plain):
+            self._own.setdefault(name, (0.0, 0.0))
+            return value
+        off, size = self._own.get(name, (0.0, 0.0))
+        finite = plain.isfinite()
+        right = torch.where(finite, plain, 0.0)  # non-finite values come from an earlier module
+        wrong = distance(torch.where(finite, other, 0.0), right)
+        self._own[name] = math.hypot(off, wrong), math.hypot(size, norm(right))
+        return cast("Tensor", _Replaced.apply(value, other, finite))
+
+    def own_error(self, name: str) -> float:
+        """Return the relative L2 error that a module itself adds to what was recorded at a boundary, over all calls.
+
+        It is the norm of the difference between recorded and original outputs, divided by the norm of the original
+        ones; inf if a recorded value is not finite where the original is.
+        """
+        off, size = self._own.get(name, (0.0, 0.0))
+        return off / size if size else off
+
+
+def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager that applies a function to tensors at the boundaries of modules: numbers and indices.
+
+    A tensor that crosses several boundaries unchanged is changed only once, at the first. Inputs of the model itself
+    are left alone, and what modules are given inside a transform of `torch.func`, such as ``vmap``: it has no values of
+    its own there, and counts as the arithmetic of the module that transforms. ``change`` maps the key of a boundary and
+    a tensor to the tensor that replaces it.
+    """
+    known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # tensors that crossed a boundary, with their versions
+    running: list[str] = []
+    callers: dict[str, str] = {}
+
+    def crossing(boundary: str | None, values: Any) -> Any:
+        if is_transforming():
+            return values
+
+        def changed(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.dtype in INDICES):
+                return value
+            crossed, version = known.get(id(value), (None, 0))
+            if boundary is not None and (crossed is None or crossed() is not value or value._version != version):
+                value = change(boundary, value)
+            known[id(value)] = (weakref.ref(value), value._version)
+            return value
+
+        return tree_map(changed, values)
+
+    def hooked(name: str, module: nn.Module) -> Iterator[Any]:
+        def entering(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            caller = running[-1] if running else LOSS
+            if running or current_pass() == "forward":
+                callers[name] = caller
+            running.append(name)
+            return crossing(f"{callers.get(name, caller)}{HANDED}{name}" if name else None, (args, kwargs))
+
+        def leaving(module: nn.Module, args: Any, output: Any) -> Any:
+            if running:
+                running.pop()
+            return crossing(name, output)
+
+        yield module.register_forward_pre_hook(entering, with_kwargs=True)
+        yield module.register_forward_hook(leaving, always_call=True)
+
+    return module_hooks(model, hooked)
+
+
+@contextlib.contextmanager
+def hook_step(parts: Parts, change: Change) -> Iterator[None]:
+    """Apply a function in passes inside the context: as `hook_outputs` does, to the loss, and to what is compared.
+
+    The key of the loss is `LOSS`; those of numbers that are compared contain `COMPARED`.
+    """
+    trail = ModuleTrail(check_finite=False)
+    change = disable_current_modes()(change)  # its operators are not those of the model
+    objectives = [learner.objective for learner in parts.learners]
+    for learner, one in zip(parts.learners, objectives, strict=True):
+        learner.objective = replace(one, loss=_changed(one.loss, change))
+    try:
+        with trail.followed(parts.model), Comparisons(trail, change), hook_outputs(parts.model, change):
+            yield
+    finally:
+        for learner, one in zip(parts.learners, objectives, strict=True):
+            learner.objective = one
+
+
+def _changed(loss: Callable[..., Tensor], change: Change) -> Callable[..., Tensor]:
+    return lambda model, micro: change(LOSS, loss(model, micro))
+
+
+def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """Return the relative L2 error of a module's outputs against reference outputs; inf if an output is not finite.
+
+    Infinities that the reference has too are ignored. Indices are compared for equality. If the shapes differ, the
+    outputs cannot be compared and the error is 0.
+    """
+    if [tensor.shape for tensor in said] != [tensor.shape for tensor in right]:
+        return 0.0
+    whole = [not other.is_floating_point() for other in right]  # of indices, the share that differs
+    said = [one == other if index else one for one, other, index in zip(said, right, whole, strict=True)]
+    right = [torch.ones_like(other) if index else other for other, index in zip(right, whole, strict=True)]
+    same = [(one == other) & other.isinf() for one, other in zip(said, right, strict=True)]  # masked scores of -inf
+    said = [one.masked_fill(at, 0) for one, at in zip(said, same, strict=True)]
+    right = [one.masked_fill(at, 0) for one, at in zip(right, same, strict=True)]
+    size = math.hypot(*(norm(tensor) for tensor in right))
+    off = math.hypot(*(distance(_double(one), _double(other)) for one, other in zip(said, right, strict=True)))
+    return off if off == math.inf else off / size if size else 0.0
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return beside_fp64(tensor).double()
+
+
+def norm(tensor: Tensor) -> float:
+    """Return the L2 norm of a tensor of any dtype and shape, accumulated in FP64."""
+    numbers = beside_fp64(tensor) if tensor.is_floating_point() else _double(tensor)
+    return float(torch.linalg.vector_norm(numbers, dtype=torch.float64))
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return the L2 norm of the difference of two tensors, accumulated in FP64; inf if one of them is not finite."""
+    found = norm(one - other)
+    return found if found == found else math.inf
+
+
+class _Place(NamedTuple):
+    module: str
+    call: int
+    side: str
+    place: int
+
+
+class GradientPath:
+    """Recorder of the gradients of the inputs and outputs of all modules in one backward pass.
+
+    The gradient of an input is what the module itself returns for it, without that of others which read the tensor too.
+
+    Attributes:
+        scale: Loss scale of the pass.
+        kept: Scaled gradients by module name, number of the module's call, side (``input`` or ``output``), and index of
+            the tensor on that side.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.kept: dict[_Place, Tensor] = {}
+
+    @contextlib.contextmanager
+    def followed(self, model: nn.Module) -> Iterator[None]:
+        """Record gradients of passes inside the context, without changing them."""
+        calls = Counter[str]()
+
+        def keep(place: _Place, gradient: Tensor) -> None:
+            if place not in self.kept:
+                self.kept[place] = gradient.detach().clone()
+
+        def follow(value: Tensor, place: _Place) -> None:
+            # A parameter would keep the hook, so it is removed explicitly.
+            hooks.callback(value.register_hook(functools.partial(keep, place)).remove)
+
+        def entering(name: str, given: Any) -> Any:
+            views: dict[int, Tensor] = {}  # one of a tensor that is given twice: attention asks whether both are one
+            places = itertools.count()
+
+            def own(value: Any) -> Any:
+                place = _Place(name, calls[name] - 1, "input", next(places))
+                if not isinstance(value, torch.Tensor) or not value.requires_grad or is_transforming():
+                    return value
+                view = views.setdefault(id(value), value.view_as(value))
+                follow(view, place)
+                follow(value, place)  # later, with the sum of all readers: of a view that its reader writes to
+                return view
+
+            return tree_map(own, given)
+
+        def hooked(name: str, module: nn.Module) -> Iterator[Any]:
+            def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+                calls[name] += 1
+                return entering(name, (args, kwargs))
+
+            def after(module: nn.Module, args: Any, output: Any) -> None:
+                for index, value in enumerate(tree_leaves(output)):
+                    if isinstance(value, torch.Tensor) and value.requires_grad and not is_transforming():
+                        follow(value, _Place(name, calls[name] - 1, "output", index))
+
+            yield module.register_forward_pre_hook(before, with_kwargs=True)
+            yield module.register_forward_hook(after)
+
+        with contextlib.ExitStack() as hooks, module_hooks(model, hooked):
+            yield
+
+
+def breaks_proportion(
+    one: GradientPath, other: GradientPath, wrong: Collection[str], tolerance: float
+) -> tuple[str, ...]:
+    """Return the innermost modules whose backward pass makes gradients disproportionate to the loss scale.
+
+    Such a module receives gradients proportional to the loss and returns others that are not, so it is the origin of
+    the error. So is one that receives an overflow and returns finite numbers in its place, which hides it.
+
+    Args:
+        one: Gradients of a pass at the reference scale.
+        other: Gradients of the same pass at another scale.
+        wrong: Names of the modules whose own parameters' gradients are not proportional.
+        tolerance: Largest relative L2 difference that counts as proportional.
+
+    Returns:
+        Qualified names, empty for the model itself; `LOSS` if the gradient that the model receives from the loss is
+            already not proportional; an empty tuple if all gradients are proportional.
+    """
+    right: dict[str, bool] = {}
+    suspects, given_inf, hiding = set(wrong), set[str](), dict[str, bool]()
+    for place, gradient in one.kept.items():
+        exact, scaled = _double(gradient) / one.scale, other.kept.get(place)
+        near = scaled is not None and distance(_double(scaled) / other.scale, exact) <= tolerance * norm(exact)
+        finite = scaled is not None and bool(scaled.isfinite().all())
+        if place.side == "output":
+            right[place.module] = right.get(place.module, True) and near
+            given_inf |= set() if finite else {place.module}
+        elif not near:
+            hiding[place.module] = hiding.get(place.module, True) and finite
+        if not near:
+            suspects.add(place.module)
+    if hides := [name for name in hiding if hiding[name] and name in given_inf]:
+        return tuple(name for name in hides if not any(is_inside(inner, name) for inner in hides))
+    if not suspects:
+        return ()
+    if not right.get("", True):
+        return (LOSS,)
+    guilty = {
+        name for name, fine in right.items() if fine and any(one == name or is_inside(one, name) for one in suspects)
+    }
+    return tuple(name for name in right if name in guilty and not any(is_inside(inner, name) for inner in guilty))

@@ -1,0 +1,334 @@
+"""Search for remedies of a failed training step. Each candidate is tried on that step, the least intrusive first.
+
+The first column is the kind of the cause (`mptrain.runlog.diagnosis_file.CauseKind`), the second its candidates:
+
+    backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
+    forward     modules kept in FP32; then bfloat16; then FP32
+    loss        the loss in FP32; then bfloat16; then FP32
+    input       the same step without the samples that are not finite
+    none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
+
+A candidate fixes the step only if the repeated step is sound (`DiagnosisCase.is_sound`): it is finite, and its module
+outputs and gradients agree with the same step in FP32. Modules kept in FP32 may also need another loss scale, which is
+tried with them.
+
+A lower learning rate is advised only if FP32 is not finite either, because of large weights or operands.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from mptrain.lab.diagnosis_case import DiagnosisCase, observation_of
+from mptrain.lab.findings import describe_errors, describe_module, first_break, first_cause, operator_name
+from mptrain.lab.lost_columns import lost_columns
+from mptrain.lab.observations import small_gradients
+from mptrain.lab.scale_remedies import NO_CHANGE, higher_scale, lower_scale, raised_scale
+from mptrain.lab.step_accuracy import why_worse
+from mptrain.lab.step_replay import observe_step
+from mptrain.numerics.exponents import merged
+from mptrain.numerics.formats import FLOAT16
+from mptrain.precision.apply import input_dtype
+from mptrain.precision.keep_fp32 import kept_modules
+from mptrain.probe.module_trail import LOSS, is_inside
+from mptrain.probe.observer import Observation
+from mptrain.runlog.diagnosis_file import Remedy
+from mptrain.scaler import NoScaler, StaticScaler
+from mptrain.system.errors import ConfigError, EnvironmentRefused
+from mptrain.system.records import ExponentCounts
+from mptrain.workloads.base.batch import Batch
+
+#: Maximum number of entries added to ``precision.keep_fp32``; beyond that another precision is the simpler remedy.
+MOST_KEPT = 6
+
+#: Maximum number of steps that are repeated in the search for those entries.
+MOST_TRIED = 24
+
+#: Magnitude above which weights and operands count as large: FP16 cannot hold them.
+LARGE = FLOAT16.max
+
+
+def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
+    """Return the module in which a step fails, empty for the model itself; None if the step is sound."""
+    if not case.is_sound:
+        return case.cause.module or ""
+    if underflow and case.rounded:
+        return case.rounded[0].rpartition(".")[0]
+    return case.lost[0].module if underflow and case.lost else None
+
+
+def remedies(case: DiagnosisCase) -> tuple[Remedy, ...]:
+    """Return the remedies tried on a step, in order, up to the first that fixes it; empty if nothing needs a fix.
+
+    Each remedy says whether the repeated step succeeded with it.
+    """
+    return tuple(_until_it_helps(*_candidates(case)))
+
+
+def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
+    """Return the remedies to try on a step as iterables, one for each kind of remedy, in order."""
+    module, accuracy = case.cause.module, case.accuracy
+    match case.cause.kind:
+        case "input":
+            return (_without_samples(case),)
+        case "weights":
+            text = "resume from an earlier checkpoint, with scaler.on_overflow=skip"
+            return ((Remedy((), text, None, "no precision restores weights that are not finite"),),)
+        case "backward" | "forward" if case.fp32_fails:
+            return (_blown_up(case.exact or case.seen),)
+        case "backward" if accuracy is None or not accuracy.disproportionate:
+            another = _another_scale(case)
+            return (() if another is None else (another,), _keeping(case, module), _other_precisions(case))
+        case "loss" if case.config.precision.half and _loss_in_half(case) and not case.fp32_fails:
+            text = "compute the loss in FP32, from logits.float()"
+            return (Remedy((), text, None, "the code of the task computes it"),), _other_precisions(case)
+        case "backward" | "loss":  # precisions without a loss scale
+            return (_other_precisions(case),)
+        case "forward" | "refused":
+            lost = any((one.module, one.operator) == (module, case.cause.operator) for one in case.lost)
+            return _keeping(case, module, lost), _other_precisions(case, lost)
+    if case.rounded:
+        return _keeping(case, case.rounded[0].rpartition(".")[0], True), _wide_inputs(case, True)
+    if case.underflow_matters:
+        return _keeping(case, case.lost[0].module, True), _other_precisions(case, True)
+    exact = accuracy is not None and not accuracy.inexact_gradients
+    constant = isinstance(case.learner.scaler, (StaticScaler, NoScaler))
+    if (small := small_gradients(case.seen)) is not None and (constant or not exact):
+        return ((higher_scale(case, *small, _half_gradients(case.seen, case.exact or case.seen)),),)
+    return ()
+
+
+def _loss_in_half(case: DiagnosisCase) -> bool:
+    outputs = [one.outputs for one in case.seen.of("forward") if one.module == LOSS]
+    return any(counts.dtype == case.config.precision.compute for several in outputs for counts in several)
+
+
+def _another_scale(case: DiagnosisCase) -> Remedy | None:
+    if case.exact is None or case.fp32_fails:
+        return None
+    gradients = _half_gradients(case.seen, case.exact)
+    return raised_scale(case, gradients) if case.seen.finite else lower_scale(case, gradients)
+
+
+def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
+    """Return exponent counts of the gradients that a step stores in FP16, as FP32 computes them."""
+    half = {
+        (operation.module, operation.operator, at)
+        for operation in seen.of("backward")
+        for at, counts in enumerate(operation.outputs)
+        if counts.dtype == "float16"
+    }
+    return merged(
+        counts
+        for operation in exact.of("backward")
+        for at, counts in enumerate(operation.outputs)
+        if (operation.module, operation.operator, at) in half
+    )
+
+
+def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -> Iterator[Remedy]:
+    if not case.config.precision.half:
+        return
+    kept = KeptModules(case.parts.model, case.parts.kept)
+    remedy: Remedy | None = None
+    for _ in range(MOST_TRIED):
+        larger = kept.with_module(module) if module not in (None, LOSS, "") else None
+        if larger is None:
+            break
+        if len(larger.entries) > MOST_KEPT:
+            assert remedy is not None
+            remedy = replace(remedy, outcome=f"{remedy.outcome}; not tried with more than {MOST_KEPT} entries")
+            break
+        kept = larger
+        word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept.entries])}]"
+        remedy, tried = _try_remedy(case, (word,), f"keep {', '.join(kept.entries)} in FP32", underflow)
+        if remedy.helped or tried is None:
+            break
+        module = _offender(tried, underflow)
+    if remedy is not None:
+        yield remedy
+
+
+def _wide_inputs(case: DiagnosisCase, underflow: bool = False) -> Iterator[Remedy]:
+    """Try the modes whose inputs, parameters and buffers stay FP32."""
+    for name, text in (("amp_dynamic", "autocast with FP16"), ("amp_bf16", "autocast with bfloat16"), ("fp32", "FP32")):
+        stay = f"{text}, whose {'buffers' if underflow else 'inputs'} stay FP32"
+        yield _try_remedy(case, (f"precision={name}",), stay, underflow)[0]
+
+
+def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[Remedy]:
+    policy = case.config.precision
+    if policy.half and policy.compute == "float16":
+        name = "amp_bf16" if policy.autocast else "bf16"
+        yield _try_remedy(case, (f"precision={name}",), "bfloat16, with the range of FP32", underflow)[0]
+    if policy.half and not policy.autocast and case.cause.module == "":  # no entry of keep_fp32 names the whole model
+        name = "amp_dynamic" if policy.compute == "float16" else "amp_bf16"
+        yield _try_remedy(case, (f"precision={name}",), "autocast, which keeps inputs and weights in FP32", underflow)[
+            0
+        ]
+    if policy.half:
+        remedy, tried = _try_remedy(case, ("precision=fp32",), "FP32", underflow)
+        yield remedy
+        if tried is not None and not remedy.helped:
+            yield from _blown_up(tried.seen)
+    else:
+        yield from _blown_up(case.seen)
+
+
+def _blown_up(seen: Observation) -> Iterator[Remedy]:
+    cause = first_cause(seen)
+    if seen.finite or cause.kind == "refused":
+        return
+    if cause.kind == "loss":
+        outcome = "the loss is not finite in FP32 either: no precision and no loss scale fixes its formula"
+        yield Remedy((), "another formula for the loss", None, outcome)
+        return
+    (size, name), broken = seen.largest_weight, first_break(seen, cause.phase)
+    evidence, operator = "", operator_name(broken) if broken is not None else ""
+    if size >= LARGE:
+        evidence = f"weights reach {size:.3g} in {name}"
+    elif broken is not None and broken.largest_input >= LARGE and broken.kind == "inf":
+        evidence = f"the inputs of {operator} reach {broken.largest_input:.3g}"
+    if evidence:
+        text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
+        outcome = f"FP32 is not finite either, and {evidence}: {cause.what}"
+    else:  # nothing is large, so the arithmetic itself is at fault
+        where = describe_module(seen, cause.module or "")
+        text = f"check {operator} in {where}" if operator else f"check {where}"
+        outcome = f"FP32 is not finite either, and no weight is large (up to {size:.3g} in {name}): {cause.what}"
+    yield Remedy((), text, None, outcome)
+
+
+def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
+    bad = {place for one in case.seen.inputs for place in one.samples}
+    good = [place for place in range(case.seen.samples) if place not in bad]
+    text = "clean data, or dataset.on_error=skip if the data set detects such samples"
+    if all(one.widely_finite for one in case.seen.inputs):
+        yield Remedy((), "inputs of mean 0 and deviation 1 (standardise them in the data set)", None, "not tried")
+        yield from _until_it_helps(_wide_inputs(case))
+        return
+    if not good or not bad:
+        why = "no sample of the batch is finite" if bad else "the batch cannot be divided into samples"
+        yield Remedy((), text, None, why)
+        return
+    saved_step = replace(case.saved_step, batch=_chosen(case.saved_step.batch, good))
+    seen = observation_of(observe_step(case.parts, saved_step), case.seen.learner)
+    without = f"without these {len(bad)} samples" if len(bad) > 1 else "without this sample"
+    outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + first_cause(seen).what}"
+    yield Remedy((), text, seen.finite, outcome)
+
+
+def _try_remedy(
+    case: DiagnosisCase, words: tuple[str, ...], text: str, underflow: bool
+) -> tuple[Remedy, DiagnosisCase | None]:
+    """Repeat the step with overrides; if only gradients are wrong then, also at another loss scale."""
+    try:
+        changed = case.with_overrides(*words)
+    except (EnvironmentRefused, ConfigError) as error:
+        return Remedy(words, text, None, f"not tried: {error}"), None
+    offender = _offender(changed, underflow)
+    if offender is None:
+        if why := changed.refusal() or _why_worse(case, changed):
+            return Remedy(words, text, False, why), changed
+        outcome = "no values are lost on this batch" if underflow else "finite on this batch"
+        if changed.accuracy is not None:
+            outcome += f"; {describe_errors(changed.accuracy)}"
+        return Remedy(words, text, True, outcome), changed
+    if changed.cause.kind == "backward" and (another := _another_scale(changed)) is not None and another.helped:
+        text = f"{text}, and {another.text.removeprefix(NO_CHANGE)}"
+        return Remedy((*words, *another.words), text, True, another.outcome), changed
+    what = f"{offender} still loses values to underflow" if changed.is_sound else changed.cause.what
+    return Remedy(words, text, False, "the step fails as before" if what == case.cause.what else what), changed
+
+
+def _why_worse(case: DiagnosisCase, changed: DiagnosisCase) -> str:
+    """Return why a changed step that is sound is no remedy: its input or results are rounded away; or nothing."""
+    if columns := lost_columns(case.saved_step.batch, input_dtype(changed.parts.policy)):
+        return f"the cast of the inputs rounds away most of {columns}"
+    before = case.accuracy.largest_errors if case.accuracy is not None and case.seen.finite else None
+    if changed.accuracy is None:
+        return ""
+    coarser = changed.accuracy.form.epsilon / case.accuracy.form.epsilon if case.accuracy is not None else 1.0
+    return why_worse(before, changed.accuracy.largest_errors, coarser)
+
+
+def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:
+    for remedies_of_a_kind in several:
+        for remedy in remedies_of_a_kind:
+            yield remedy
+            if remedy.helped:
+                return
+
+
+def _chosen(batch: Batch, places: list[int]) -> Batch:
+    index = torch.tensor(places, device=batch.inputs.device)
+    counts = None if batch.counts is None else tuple(batch.counts[place] for place in places)
+    more = {name: tensor[index] for name, tensor in batch.extras.items()}
+    return replace(batch, inputs=batch.inputs[index], targets=batch.targets[index], counts=counts, extras=more)
+
+
+@dataclass(frozen=True)
+class KeptModules:
+    """Modules to keep in FP32 to fix a step: entries to add to the option ``precision.keep_fp32``.
+
+    The entries are extended while failing modules are found. Failing modules of the same class are merged into one
+    entry.
+
+    Attributes:
+        model: The model.
+        before: Qualified names of the modules that the configuration already keeps in FP32.
+        entries: Qualified names, patterns of names, and class names.
+    """
+
+    model: nn.Module
+    before: Collection[str]
+    entries: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def classes(self) -> dict[str, str]:
+        """Class name of each module of the model, by qualified name."""
+        return {name: type(module).__name__ for name, module in self.model.named_modules()}
+
+    def with_module(self, module: str) -> KeptModules | None:
+        """Return the entries extended by one more module to keep in FP32, in which values are wrong now.
+
+        If the module is kept already, its parent is added instead: a kept module returns its output in the dtype of its
+        input, so the output must fit that dtype, while values inside a kept module need not.
+
+        If an entry has a module of the same class, one entry replaces both: the class name for classes outside
+        torch.nn, otherwise a pattern of the module names, because a torch.nn class says little about a module's role.
+        Returns None if only the whole model is left, or if nothing changes.
+        """
+        covered = {entry: self._selected(entry) for entry in self.entries}
+        inside = set().union(*covered.values())
+        while module in self.before or any(f"{module}.".startswith(f"{name}.") for name in inside):
+            module = module.rpartition(".")[0]
+            if not module:
+                return None
+        kept = [entry for entry in self.entries if not all(name.startswith(f"{module}.") for name in covered[entry])]
+        kind = self.classes[module]
+        alike = [entry for entry in kept if any(self.classes[name] == kind for name in covered[entry])]
+        together = self._together(module, {name for entry in alike for name in covered[entry]}) if alike else None
+        entries = (*(entry for entry in kept if together is None or entry not in alike), together or module)
+        return None if entries == self.entries else replace(self, entries=entries)
+
+    def _selected(self, entry: str) -> set[str]:
+        return set(kept_modules(self.model, (entry,)))
+
+    def _together(self, module: str, others: set[str]) -> str | None:
+        """Return one entry for modules of one class; None if it would match others too."""
+        kind = self.classes[module]
+        same = {name for name, one in self.classes.items() if one == kind}
+        whole = any(is_inside(inner, name) for name in same for inner in same) or "" in same
+        if not hasattr(nn, kind) and not whole and self._selected(kind) == same:
+            return kind
+        parts = [name.split(".") for name in (module, *sorted(others))]
+        if len({len(one) for one in parts}) > 1:
+            return None
+        pattern = ".".join(one[0] if len(set(one)) == 1 else "*" for one in zip(*parts, strict=True))
+        return pattern if pattern.strip("*.") and self._selected(pattern) <= same else None

@@ -1,0 +1,1 @@
+"""Sweeps, comparisons and recipes: runs that are planned, judged and reproduced together."""

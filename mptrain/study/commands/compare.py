@@ -1,0 +1,241 @@
+"""``mptrain compare``: comparison of newly trained arms or existing runs, with a table, verdicts and a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptrain.cli.blocks import print_blocks
+from mptrain.cli.command import Outcome
+from mptrain.cli.messages import each_warning_once, say, warn
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.compose import Composer
+from mptrain.config.config_diff import ABSENT, IGNORED, config_differences, flat_settings
+from mptrain.config.schema import RunOptions
+from mptrain.config.value_checks import show
+from mptrain.numerics import words
+from mptrain.numerics.words import counted
+from mptrain.report.page import Bullets, Section, table
+from mptrain.runlog import readable_bytes
+from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
+from mptrain.study.commands.sweep import check_points, finish, launcher_of, record_sweep
+from mptrain.study.comparison.results import write_comparisons
+from mptrain.study.sweep.comparisons import (
+    ComparisonOptions,
+    claimed_by,
+    judge,
+    judge_runs,
+    name_arms,
+    reference_of,
+    single_runs,
+    with_relative_paths,
+)
+from mptrain.study.sweep.points import expand
+from mptrain.study.sweep.runner import sweep_folder
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, suggest
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from mptrain.cli.answers.answer import Answer
+    from mptrain.study.comparison.results import Comparison, RunMeasures
+
+
+#: Arm with a log, of a comparison of logs; keys of settings with paths have a dot.
+_LOG = re.compile(r"[^.=]+=.*(\.(csv|tsv|jsonl|ndjson|wandb)|tfevents[^/]*)")
+
+
+def compare(arguments: Namespace) -> int | Outcome:
+    """Train the arms of a comparison and compare them, or compare existing runs, and write a report.
+
+    An arm is all runs of one configuration, which differ in their seeds.
+
+    Args:
+        arguments: Parsed command line: ``KEY=A,B ... seed=0,1,2``, or runs; and options such as ``--margin X``.
+
+    Returns:
+        The verdicts, with the exit code 0, or 7 if a run failed for a reason other than its numerics; or the exit code
+        130 or 75 alone if a signal ended the comparison.
+
+    Raises:
+        MptrainError: The arguments are invalid, or the runs differ in more than the compared keys. Nothing is run or
+            written then.
+    """
+    places = [word for word in arguments.words if not Path(word).is_file()]  # SWEEP/0* also matches the log files
+    odd = [
+        *arguments.overrides,
+        *(f"--{name}" for name in ("jobs", "launcher") if getattr(arguments, name) is not None),
+    ]
+    odd += ["--config-dir"] * bool(arguments.config_dir) + ["--config-name"] * (arguments.config_name != "train")
+    if not places and not odd:
+        raise UsageError(
+            "compare needs arms or runs",
+            "write for example mptrain compare precision=fp32,amp_dynamic seed=0,1,2,3, or mptrain compare RUN RUN",
+        )
+    if logs := [word for word in odd if _LOG.fullmatch(word)]:
+        raise UsageError(f"{logs[0]} is no setting", "to compare logs, add --logs, --metric NAME and --margin X")
+    if places and odd:
+        raise UsageError(
+            f"compare takes either existing runs or KEY=VALUE arguments, not both: {places[0]} and {odd[0]}",
+            "remove one of them",
+        )
+    question = ComparisonOptions(
+        arguments.reference,
+        arguments.margin or ComparisonOptions.margin,
+        arguments.metric,
+        tuple(key for key in (arguments.by or "").split(",") if key),
+    )
+    if places:
+        return _compare_runs(places, question, anyway=arguments.anyway)
+    return _compare_arms(arguments, question)
+
+
+def conclude(sweep: Sweep, code: int) -> Outcome:
+    """Judge a comparison whose training runs have ended, and write its report.
+
+    Args:
+        sweep: The sweep that trained the runs; its folder is read again.
+        code: Its exit code.
+
+    Raises:
+        MptrainError: There is nothing to compare, or the report cannot be written.
+    """
+    return _judged(judge(read_sweep(sweep.folder)), sweep.folder, code)
+
+
+def _compare_arms(arguments: Namespace, question: ComparisonOptions) -> int | Outcome:
+    with each_warning_once():
+        composer = Composer(arguments.config_dir, arguments.config_name)
+        launcher = launcher_of(arguments.launcher, arguments.jobs)
+        points = name_arms(expand(arguments.overrides, composer.catalogue))
+        arms = list(dict.fromkeys(point.arm for point in points))
+        seeds = len(points) // len(arms)
+        points = check_points(
+            points, composer, launcher, f"points valid: {len(arms)} arms ({', '.join(arms)}) x {counted(seeds, 'seed')}"
+        )
+        warn(sentence for point in points for sentence in point.warnings)
+        if seeds < 2:
+            warn(["one seed gives no variance estimate and so no verdict: add more seeds, such as seed=0,1,2,3"])
+        question = replace(question, claimed=(*question.claimed, *claimed_by(points)))
+        wanted = question.reference or reference_of(points)
+        question = replace(question, reference=wanted)
+        if wanted not in arms and wanted.partition("=")[2] not in arms:
+            hint = suggest(wanted, arms, f"arms are {', '.join(arms)}")
+            raise UsageError(f"--reference {wanted}: there is no such arm", hint)
+        first = points[0].config
+        assert first is not None
+        folder = sweep_folder(first.run, "comparisons")
+        planned = record_sweep(points, folder, arguments, kind="comparison", plan=question.as_plan())
+        code = finish(planned, composer, launcher)
+    return code if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED) else conclude(planned, code)
+
+
+def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> Outcome:
+    _refuse_options(places)
+    try:
+        comparison = judge_runs(places, question, anyway=anyway)
+    except (ConfigError, UsageError) as error:
+        runs = single_runs(places)
+        if len({run.path for run in runs}) < 2 or question != ComparisonOptions():
+            raise
+        return _side_by_side(runs, str(error))
+    folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # after judging: a rejected one leaves no folder
+    comparisons = {"": with_relative_paths(comparison, folder)}
+    write_comparisons(SweepPaths(folder).comparison, comparisons)
+    return _judged(comparisons, folder, EXIT_OK)
+
+
+def _refuse_options(places: Sequence[str]) -> None:
+    """Reject option names of one group, such as two precisions, given in place of runs.
+
+    Raises:
+        UsageError: All arguments are options of one group; the hint is the command that trains them as arms.
+    """
+    if len(places) < 2 or any(Path(place).exists() or (Path("outputs") / place).exists() for place in places):
+        return
+    catalogue = Catalogue([location.configs()])
+    for group, options in catalogue.groups.items():
+        if options.keys() >= set(places):
+            line = f"mptrain compare {group}={','.join(places)} seed=0,1,2,3"
+            raise UsageError(f"there is no run {places[0]}", f"to train and compare arms, write {line}")
+
+
+def _judged(comparisons: Mapping[str, Comparison], folder: Path, code: int) -> Outcome:
+    from mptrain.report.report_files import write_report
+
+    written = write_report(folder)  # before printing, which may raise BrokenPipeError
+
+    def display() -> None:
+        for group, comparison in comparisons.items():
+            say("")
+            print_comparison(comparison, group)
+        say(f"\ncomparison={folder}")
+        say(f"report={written.html}")
+
+    comparison = next(iter(comparisons.values()))  # recipes alone have several
+    data = {"comparison": comparison, "folder": str(folder), "html": str(written.html)}
+    return Outcome(code, display, lambda: answer(data))
+
+
+def print_comparison(comparison: Comparison, title: str = "") -> None:
+    """Print the table of a comparison with a row per arm, the reason for each verdict, and the checks of fairness.
+
+    An arm is all runs of one configuration, which differ in their seeds.
+
+    Args:
+        comparison: The judged comparison.
+        title: Heading above the table; empty for none.
+
+    Raises:
+        StorageError: Standard output cannot be written.
+    """
+    from mptrain.study.pages.comparison_blocks import outcome_blocks
+
+    print_blocks(Section(title, tuple(outcome_blocks(comparison))))
+
+
+def _side_by_side(runs: Sequence[RunMeasures], reason: str) -> Outcome:
+    """Return single runs beside each other, with the settings in which they differ and the reason for no verdict."""
+    first, *others = runs
+    keys = dict.fromkeys(key for run in others for key in config_differences(first.config, run.config, IGNORED))
+    differing = {key: tuple(show(flat_settings(run.config).get(key, ABSENT)) for run in runs) for key in keys}
+
+    data = {"no_verdict": reason, "runs": runs, "differing": differing}
+
+    def display() -> None:
+        _print_side_by_side(runs, reason, differing)
+
+    return Outcome(EXIT_OK, display, lambda: answer(data))
+
+
+def _print_side_by_side(runs: Sequence[RunMeasures], reason: str, differing: Mapping[str, Sequence[str]]) -> None:
+    first = runs[0]
+    metrics = dict.fromkeys(name for run in runs for name in words.metric_order(run.metrics))
+    rows = [
+        ("ended", [run.status for run in runs]),
+        *differing.items(),
+        *((f"{name} on {first.split}", [words.number(run.metrics.get(name)) for run in runs]) for name in metrics),
+        ("steps", [f"{run.steps:,}" for run in runs]),
+        ("skipped", [f"{run.skipped:,}" for run in runs]),
+        (f"{first.term}/s", [words.rate(run.terms_per_second or None) for run in runs]),
+        ("peak memory", [readable_bytes(run.peak_memory) if run.peak_memory else words.UNKNOWN for run in runs]),
+    ]
+    seeds = (
+        "single runs: what differs may be chance; to compare, train each arm with several seeds (mptrain help compare)"
+    )
+    print_blocks(
+        table(("", *(run.path for run in runs)), [(name, *cells) for name, cells in rows]),
+        Bullets((f"no verdict: {reason}", seeds)),
+    )
+
+
+def answer(data: Mapping[str, Any]) -> Answer:
+    """Return the object that ``--json`` prints, from its fields."""
+    from mptrain.study.answers import CompareAnswer
+
+    return CompareAnswer(**data)

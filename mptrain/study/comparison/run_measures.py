@@ -1,0 +1,245 @@
+"""Measures of a run for a comparison, read from its run directory, and the resolution of metrics.
+
+Only recorded values are used; what an unfinished run has not recorded stays unknown. A share of N samples changes in
+steps of 1 / N, which `mptrain.study.comparison.statistics` takes into account in intervals. The digest of a run's
+``data.json`` is taken with file names without folders, so that the same data in another folder has the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from mptrain.config.config_diff import chosen_options, flat_settings
+from mptrain.numerics.exponents import merged, total
+from mptrain.runlog.run_reader import Run
+from mptrain.runlog.strict_json import read_object
+from mptrain.study.comparison.learning_curve import learning_curve, losses_at_ends
+from mptrain.study.comparison.results import RunMeasures
+from mptrain.system.errors import ConfigError, StorageError
+
+#: Fewest timed steps after warm-up for a throughput.
+TIMED_STEPS = 20
+
+_RESTORE = "restore the file from a copy, or start the run again"
+
+
+@dataclass
+class _Events:
+    """Values from a run's events, of which later ones replace earlier ones: metrics and samples by split, digests."""
+
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    samples: dict[str, int] = field(default_factory=dict)
+    overflows: dict[str, int] = field(default_factory=dict)
+    initial_weights: str = ""
+    data: dict[int, tuple[str, str]] = field(default_factory=dict)
+    evaluated: dict[str, str] = field(default_factory=dict)
+
+
+def measure(run: Run) -> RunMeasures:
+    """Read all that a comparison needs of a run, finished or not: metrics, speed, memory, skipped updates, digests.
+
+    The run's events are read once, as a stream; its steps only if summary or validations are missing. Raise
+    StorageError if it has no configuration yet, or a record is damaged.
+    """
+    if not run.config:
+        raise StorageError(f"{run.paths.root} has no config.yaml", "it was killed before it started: start it again")
+    seen = _read_events(run)
+    try:
+        return _measured(run, seen)
+    except ConfigError as error:
+        raise StorageError(f"{run.paths.config} is damaged: {error}", _RESTORE) from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        names = f"{run.paths.summary.name} and {run.paths.config.name}"
+        raise StorageError(f"{run.paths.root}: {names} are damaged: {error!r}", _RESTORE) from error
+
+
+_PROCS = re.compile(r"^(distributed:\n(?:  .*\n)*?  procs:).*$", re.MULTILINE)
+
+
+def _with_ranks(run: Run) -> str:
+    """Return the configuration with the run's number of ranks (null for one), which torchrun's runs do not save."""
+    ranks = run.state.ranks
+    return _PROCS.sub(rf"\g<1> {ranks if ranks > 1 else 'null'}", run.config, count=1)
+
+
+def _measured(run: Run, seen: _Events) -> RunMeasures:
+    config = flat_settings(run.config)
+    summary = _summary_of_its_end(run, seen) or _summary_of_steps(run, seen)
+    learners: list[dict[str, Any]] = list(summary["learners"].values())
+    steps, skipped = int(summary["steps"]), sum(learner["skipped"] for learner in learners)
+    split = summary.get("metric_split") or next((name for name in ("test", "val") if name in seen.metrics), "")
+    samples = (
+        summary["samples"] / steps if steps and summary.get("samples") else float(config.get("train.batch_size", 1))
+    )
+    return RunMeasures(
+        path=str(run.paths.root),
+        seed=int(config.get("seed", 0)),
+        status=run.state.status,
+        exit_code=run.state.exit_code,
+        reason=run.state.reason,
+        config=_with_ranks(run),
+        overrides=run.overrides,
+        chosen=chosen_options(run.config),
+        metrics=_numbers(summary.get(split) or seen.metrics.get(split, {})),
+        metric_name=summary.get("metric_name"),
+        higher_is_better=summary.get("higher_is_better"),
+        split=split,
+        samples=seen.samples.get(split, 0),
+        steps=steps,
+        updates=min((learner["updates"] for learner in learners), default=0),
+        skipped=skipped,
+        skip_rate=skipped / (steps * len(learners)) if steps and learners else 0.0,
+        overflows=_overflows(learners),
+        zero_gradients=_zero_gradients(run),
+        scale=dict(learners[0]["scale"]) if learners else {},
+        terms_per_second=_steady(summary),
+        term=summary.get("term", "samples"),
+        train_seconds=_number(summary.get("train_seconds")),
+        peak_memory=int(summary.get("peak_memory") or 0),
+        memory_before=int(summary.get("memory_before") or 0),
+        memory_by_use=dict(summary.get("memory_by_use") or {}),
+        energy=summary.get("energy_joules"),
+        data_wait=_number(summary.get("data_wait")),
+        device=run.state.device,
+        threads=int(summary.get("threads") or config.get("threads") or 0),
+        versions=dict(run.state.versions),
+        facts=dict(summary.get("facts") or {}),
+        initial_weights=seen.initial_weights,
+        data=seen.data,
+        evaluated=seen.evaluated,
+        attempts=tuple((one.host, one.started, one.ended) for one in run.state.attempts if one.ended is not None),
+        changes=tuple(change for attempt in run.state.attempts for change in attempt.changes),
+        data_card=_digest_of_data(run),
+        unusable=dict(summary.get("unusable_samples") or {}),
+        steady_steps=summary.get("steady_steps"),
+        course=(course := learning_curve(run, steps, samples)),
+        losses=losses_at_ends(run, course),
+    )
+
+
+def _zero_gradients(run: Run) -> float | None:
+    """Return the mean share of zero activation gradients in the recorded steps, including true zeros behind a ReLU."""
+    looked_at = [
+        merged(record.tensors["activation_gradients"].values())
+        for record in run.histograms()
+        if not record.overflow and "activation_gradients" in record.tensors
+    ]
+    return sum(counts.zeros / total(counts) for counts in looked_at) / len(looked_at) if looked_at else None
+
+
+def _read_events(run: Run) -> _Events:
+    seen = _Events()
+    for number, event in enumerate(run.events(), 1):
+        try:
+            _take(seen, event)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+            raise StorageError(
+                f"{run.paths.events}, line {number} is damaged: not a valid {event['event']} event", _RESTORE
+            ) from None
+    return seen
+
+
+def _take(seen: _Events, event: dict[str, Any]) -> None:
+    kind = event["event"]
+    if kind == "evaluation":
+        seen.metrics[event["split"]] = _numbers(event["metrics"])
+        seen.samples[event["split"]] = event["samples"]
+        if event.get("data"):
+            seen.evaluated[event["split"]] = event["data"]
+    elif kind == "overflow":
+        seen.overflows[event["phase"]] = seen.overflows.get(event["phase"], 0) + 1
+    elif kind == "start":
+        seen.initial_weights = event.get("initial_weights", "")
+    elif kind == "data_order":
+        seen.data[event["epoch"]] = (event["order"], event["first_batch"])
+
+
+def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for learner in learners:
+        found.update(learner["overflows"])
+    return dict(found)
+
+
+def _steady(summary: dict[str, Any]) -> float | None:
+    throughput: float | None = summary.get("steady_terms_per_second")
+    return throughput if summary.get("steady_steps", 0) >= TIMED_STEPS else None
+
+
+def _digest_of_data(run: Run) -> str:
+    """Return the SHA-256 of ``data.json``, with file names without folders; empty if there is no such file."""
+    if not run.paths.data.exists():
+        return ""
+    card = read_object(run.paths.data)
+    if isinstance(files := card.get("files"), dict):
+        card["files"] = {part: [PurePath(file).name for file in some] for part, some in files.items()}
+    return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
+
+
+def _summary_of_its_end(run: Run, seen: _Events) -> dict[str, Any]:
+    """Return the summary if the last attempt wrote it, else empty: a failed attempt keeps the one before it.
+
+    Without counts, as of sharded watched loops, they are taken from the steps.
+    """
+    last = run.state.attempts[-1].to_step if run.state.attempts else None
+    if run.state.status != "done" and last != run.summary.get("steps"):
+        return {}
+    return (
+        run.summary if "learners" in run.summary or not run.summary else {**_summary_of_steps(run, seen), **run.summary}
+    )
+
+
+def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:
+    learners: dict[str, dict[str, Any]] = {}
+    steps = 0
+    for record in run.steps():
+        steps = record.step
+        found = learners.setdefault(
+            record.learner, {"updates": 0, "skipped": 0, "overflows": {}, "scale": {"first": record.loss_scale}}
+        )
+        found["updates"] = record.updates
+        found["skipped"] += record.skipped
+        path, scale = found["scale"], record.loss_scale
+        path |= {"min": min(path.get("min", scale), scale), "max": max(path.get("max", scale), scale), "last": scale}
+    if learners:
+        next(iter(learners.values()))["overflows"] = seen.overflows
+    return {"steps": steps, "learners": learners, "train_seconds": _seconds_of_epochs(run)}
+
+
+def _seconds_of_epochs(run: Run) -> float:
+    by_epoch = {record.epoch: record.seconds for record in run.epochs()}
+    return sum(by_epoch.values()) if by_epoch else math.nan
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {name: _number(value) for name, value in dict(values).items()}
+
+
+_SHARE = re.compile(r"top\d+|accuracy|exact_match")
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric, judged by its name, is a share of samples for which higher is better: ``top1``."""
+    return bool(_SHARE.search(metric))
+
+
+def step_of(metric: str, runs: Iterable[RunMeasures]) -> float:
+    """Return the smallest amount by which a metric of an evaluation can change: one sample of its split.
+
+    This is 1 / N for a share of N samples, of the run with the fewest; 0 if the metric is not a share of samples (a
+    loss) or the number of samples is not recorded.
+    """
+    sizes = [run.samples for run in runs if run.samples and run.term == "samples"]
+    return 1 / min(sizes) if sizes and is_share(metric) else 0.0

@@ -1,0 +1,1 @@
+"""Report pages about several runs."""

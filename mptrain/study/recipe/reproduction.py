@@ -1,0 +1,285 @@
+"""Reproduction of a recipe: checks it, plans its runs in a folder, and judges its expectations.
+
+A recipe is a published claim with the runs and the expected results that test it. `mptrain.study.sweep.runner` starts
+the processes, and `mptrain.cli` prints the output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from mptrain.config import location
+from mptrain.config.compose import Composer
+from mptrain.config.config_diff import describe_change, diff
+from mptrain.config.schema import RunOptions
+from mptrain.runlog.atomic_files import write_atomically
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_reader import read_run
+from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
+from mptrain.study.comparison.run_measures import measure
+from mptrain.study.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
+from mptrain.study.recipe.expectations import ExpectationResult, judge, unknown_measures
+from mptrain.study.sweep.comparisons import ComparisonOptions, claimed_by
+from mptrain.study.sweep.points import check
+from mptrain.study.sweep.runner import plan_sweep, refresh_status, sweep_folder
+from mptrain.system.environment import versions_now
+from mptrain.system.errors import ConfigError, EnvironmentRefused, Problem
+from mptrain.system.files import read_bytes
+from mptrain.system.records import as_json
+
+if TYPE_CHECKING:
+    from mptrain.study.comparison.results import Comparison, RunMeasures
+    from mptrain.study.recipe.recipe import Recipe
+    from mptrain.study.sweep.executor import Program
+    from mptrain.study.sweep.points import Point
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A recipe that is checked and ready to run, with its folder and all its runs.
+
+    Attributes:
+        recipe: The recipe.
+        smoke: Whether to make short runs that only check that everything works.
+        words: The user's overrides for every run.
+        folder: The folder that holds the run directories.
+        points: The runs, as points of a sweep with checked configurations.
+        composer: The composer that made the configurations.
+        config_dirs: The user's config folders.
+    """
+
+    recipe: Recipe
+    smoke: bool
+    words: tuple[str, ...]
+    folder: Path
+    points: tuple[Point, ...]
+    composer: Composer
+    config_dirs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecipeVerdict:
+    """Outcome of a whole recipe.
+
+    Attributes:
+        findings: The outcome of each expectation, in the recipe's order.
+    """
+
+    findings: tuple[ExpectationResult, ...]
+
+    @property
+    def word(self) -> Literal["REPRODUCED", "NOT REPRODUCED", ""]:
+        """``REPRODUCED`` if every expectation is met, else ``NOT REPRODUCED``; empty without expectations."""
+        if not self.findings:
+            return ""
+        return "REPRODUCED" if all(one.outcome == "met" for one in self.findings) else "NOT REPRODUCED"
+
+    def count(self, outcome: str) -> int:
+        """Return the number of expectations with an outcome: ``met``, ``not met`` or ``undecided``."""
+        return sum(one.outcome == outcome for one in self.findings)
+
+
+def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
+    """Return the folder that holds a recipe's run directories: ``ROOT/recipes/NAME``.
+
+    Args:
+        recipe: The recipe.
+        root: The folder ``ROOT``, the user's ``run.root``.
+        smoke: Whether the runs are short ones, which have a folder ``NAME-smoke`` of their own.
+    """
+    return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
+
+
+def prepare(
+    recipe: Recipe, words: Sequence[str], root: str, program: Program, *, smoke: bool, config_dirs: Sequence[str] = ()
+) -> Reproduction:
+    """Check all that can be checked of a recipe before its first run, without writing anything.
+
+    Args:
+        recipe: The recipe to run.
+        words: Further overrides of every run, from the command line.
+        root: The folder in which ``recipes/NAME`` is created.
+        program: The program that each run starts.
+        smoke: Whether to make short runs of one seed.
+        config_dirs: Further config folders.
+
+    Returns:
+        The recipe with its folder and all its runs, ready to run.
+
+    Raises:
+        ConfigError: If an override or a point (one run) is invalid, or the folder holds other
+            runs.
+        EnvironmentRefused: If a GPU is missing, or a point cannot run on this machine.
+        DataError: If data is missing.
+    """
+    _require_gpu(recipe, smoke=smoke)
+    folder = folder_of(recipe, root, smoke=smoke)
+    points = recipe_points(recipe, words, smoke=smoke)
+    if is_sweep(folder):
+        require_same_arms(read_sweep(folder), points)
+    comes_along = recipe.path.is_relative_to(location.recipes())
+    composer = Composer(config_dirs, typed=None if comes_along else words)
+    points = check(points, composer, program)
+    _require_same_configurations(folder, points)
+    return Reproduction(recipe, smoke, tuple(words), folder, tuple(points), composer, tuple(config_dirs))
+
+
+def plan(reproduction: Reproduction, parallel: int) -> Sweep:
+    """Write the plan of all runs (``sweep.json``) and a copy of the recipe to its folder. Earlier runs are kept.
+
+    Args:
+        reproduction: The checked recipe.
+        parallel: Number of runs at the same time.
+
+    Returns:
+        The planned sweep, with the status of runs that already exist.
+
+    Raises:
+        StorageError: If the folder holds something else or cannot be written to.
+    """
+    recipe, points = reproduction.recipe, reproduction.points
+    options = ComparisonOptions(recipe.reference, recipe.margin, recipe.metric, claimed_by(points))
+    root, name = reproduction.folder.parent.parent, reproduction.folder.name
+    folder = sweep_folder(RunOptions(root=str(root), name=f"recipes/{name}", resume="auto"))
+    sweep = plan_sweep(
+        points,
+        folder,
+        words=(*recipe.base, *reproduction.words),
+        config_dirs=reproduction.config_dirs,
+        parallel=parallel,
+        kind="recipe",
+        plan={**options.as_plan(), "recipe": recipe.name, "smoke": reproduction.smoke},
+    )
+    write_atomically(folder / RECIPE_YAML, recipe.path.read_bytes())
+    return refresh_status(sweep)
+
+
+def require_measures(recipe: Recipe, runs: dict[str, list[RunMeasures]]) -> None:
+    """Check that every measure that a recipe's expectations name exists in the result of `measured`.
+
+    Raises:
+        ConfigError: If measures are unknown. The error lists all of them.
+    """
+    if problems := unknown_measures(recipe.expectations, runs):
+        raise ConfigError([Problem(f"{recipe.path}: {one.what}", one.hint) for one in problems])
+
+
+def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
+    """Read the measures (metric, skip rate, speed ...) of all runs of a recipe.
+
+    Returns:
+        Full name of each arm (configuration), such as ``sgd/fp32``, to its runs.
+
+    Raises:
+        StorageError: If the records of a run are missing or damaged.
+    """
+    found: dict[str, list[RunMeasures]] = {}
+    for job in sweep.jobs:
+        found.setdefault(job.arm, []).append(measure(read_run(sweep.paths.run(job.name))))
+    return found
+
+
+def decide(
+    recipe: Recipe,
+    runs: dict[str, list[RunMeasures]],
+    comparisons: Mapping[str, Comparison] | None = None,
+) -> RecipeVerdict:
+    """Judge every expectation of a recipe from its runs. All are undecided if a comparison is unfair.
+
+    Args:
+        recipe: The recipe.
+        runs: Full name of an arm (configuration) to its runs.
+        comparisons: Name of each group to the comparison of its arms.
+    """
+    findings = [judge(expectation, runs) for expectation in recipe.expectations]
+    unfair = [objection.what for one in (comparisons or {}).values() for objection in one.objections if objection.fatal]
+    if unfair:
+        findings = [
+            replace(finding, outcome="undecided", numbers=f"the comparison is unfair: {unfair[0]}")
+            for finding in findings
+        ]
+    return RecipeVerdict(tuple(findings))
+
+
+def other_circumstances(sweep: Sweep) -> list[str]:
+    """Return sentences about runs of a recipe that were made with other versions of software than the current ones.
+
+    Args:
+        sweep: The runs of the recipe; only ended ones are checked.
+
+    Returns:
+        One sentence for each set of differing versions.
+    """
+    now = versions_now()
+    found: dict[str, None] = {}
+    for job in sweep.jobs:
+        if not sweep.has_ended(job):
+            continue
+        then = read_run(sweep.paths.run(job.name)).state.versions
+        changes = [f"{name} {then[name]} (now {now[name]})" for name in now if name in then and then[name] != now[name]]
+        if changes:
+            found[f"earlier runs are judged as they are; they were made with {', '.join(changes)}"] = None
+    return list(found)
+
+
+def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict) -> Path:
+    """Write the outcome of a recipe to ``verdict.json`` in its folder, as strict JSON.
+
+    `mptrain.system.records.as_json` encodes non-finite numbers.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    recipe = reproduction.recipe
+    fields = {
+        "schema": SCHEMA,
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "claim": recipe.claim,
+        "source": recipe.source,
+        "words": list(reproduction.words),
+        "verdict": verdict.word or None,
+        "expectations": [asdict(finding) for finding in verdict.findings],
+    }
+    path = SweepPaths(reproduction.folder).verdict
+    write_atomically(path, json.dumps(json.loads(as_json(fields)), indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def _require_gpu(recipe: Recipe, *, smoke: bool) -> None:
+    if recipe.needs.gpu == "optional" or smoke:
+        return
+    from mptrain.system.device import count_of
+
+    if not count_of("cuda"):
+        raise EnvironmentRefused(
+            f"{recipe.name} needs a GPU, and torch sees no CUDA device",
+            "the same command with --smoke checks without a GPU that every run works",
+        )
+
+
+def _require_same_configurations(folder: Path, points: Sequence[Point]) -> None:
+    """Check that the same overrides still give the configurations of the saved runs, as defaults may have changed.
+
+    Raises:
+        ConfigError: If a configuration differs. The message names the first arm and the keys.
+    """
+    if not is_sweep(folder):
+        return
+    for job, point in zip(read_sweep(folder).jobs, points, strict=True):
+        saved = RunPaths(folder / job.name).config
+        if point.config is None or not saved.is_file():
+            continue
+        if changes := diff(read_bytes(saved).decode("utf-8", "replace"), point.config.yaml):
+            words = ", ".join(describe_change(*change) for change in changes[:3])
+            raise ConfigError(
+                f"{folder} holds runs of arm {job.arm} with other defaults: {words}",
+                f"to start over: remove or rename {folder}, or add run.root=DIR",
+            )

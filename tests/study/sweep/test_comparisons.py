@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+from study.comparison.fake_runs import some_summary, write_run, yaml_of
+
+from mptrain.config.compose import Composer
+from mptrain.runlog.sweeps import Sweep, SweepJob
+from mptrain.study.sweep.comparisons import ComparisonOptions, claimed_by, judge, judge_runs, name_arms, reference_of
+from mptrain.study.sweep.points import Point, expand, validate
+from mptrain.system.errors import ConfigError, StorageError, UsageError
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+def arms_of(composer, *words):
+    return [point.arm for point in name_arms(expand(words, composer.catalogue))]
+
+
+def test_seeds_repeat_arms_and_form_none(composer):
+    assert arms_of(composer, "precision=fp32,amp_dynamic", "seed=0,1", "model=mlp") == [
+        "fp32",
+        "fp32",
+        "amp_dynamic",
+        "amp_dynamic",
+    ]
+    with pytest.raises(ConfigError, match="only one arm"):
+        arms_of(composer, "precision=fp32", "seed=0,1")
+
+
+def test_an_arm_is_called_by_its_options_and_by_keys_that_are_no_groups(composer):
+    words = ("precision=fp16_static", "scaler.scale=8,128", "model=mlp,cnn", "seed=range(2)")
+    assert list(dict.fromkeys(arms_of(composer, *words))) == [
+        "scaler.scale=8 mlp",
+        "scaler.scale=8 cnn",
+        "scaler.scale=128 mlp",
+        "scaler.scale=128 cnn",
+    ]
+
+
+def claimed(composer, *words):
+    return claimed_by(validate(name_arms(expand(words, composer.catalogue)), composer))
+
+
+def test_words_about_precision_claim_nothing_else(composer):
+    assert claimed(composer, "precision=fp32,fp16_static", "seed=0,1") == ()
+    assert claimed(composer, "precision=fp16_static", "scaler.scale=1,8", "seed=0,1") == ()
+
+
+def test_a_word_claims_every_key_that_follows_from_it(composer):
+    keys = claimed(composer, "model=mlp,word_lstm", "seed=0,1")
+    assert {"model._target_", "optimizer._target_", "dataset._target_", "train.batch_size"} <= set(keys)
+    assert "seed" not in keys
+    assert claimed(composer, "train.batch_size=16,32", "seed=0") == ("train.batch_size",)
+
+
+def test_a_word_of_one_group_excuses_nothing_within_it(composer):
+    def point(number, arm, words):
+        return Point(number, ("model=mlp", *words), words, arm=arm)
+
+    arms = [
+        point(0, "sgd/fp32", ("optimizer=sgd", "precision=fp32")),
+        point(1, "sgd/amp", ("optimizer=sgd", "precision=amp_dynamic")),
+        point(2, "adam/fp32", ("optimizer=adam", "precision=fp32")),
+        point(3, "adam/amp", ("optimizer=adam", "precision=amp_dynamic")),
+    ]
+    assert claimed_by(validate(arms, composer)) == ()
+    arms[3] = point(3, "adam/amp", ("optimizer=adam", "precision=amp_dynamic", "optimizer.lr=0.5"))
+    assert claimed_by(validate(arms, composer)) == ("optimizer.lr",)
+
+
+def test_the_reference_is_chosen_before_anything_is_run(composer):
+    points = validate(name_arms(expand(("precision=amp_dynamic,fp32", "seed=0,1"), composer.catalogue)), composer)
+    assert reference_of(points) == "fp32"
+    points = validate(name_arms(expand(("precision=bf16,amp_dynamic", "seed=0,1"), composer.catalogue)), composer)
+    assert reference_of(points) == "bf16"
+
+
+def sweep_of(folder, *arms):
+    jobs = [
+        SweepJob(number, f"{number:03d}", (), (), arm, "failed", 3, "out of memory") for number, arm in enumerate(arms)
+    ]
+    return Sweep(folder, "comparison", (), (), "train", 1, tuple(jobs), plan={"reference": "fp32"})
+
+
+def test_a_reference_without_a_run_is_not_replaced(tmp_path):
+    for number, seed in ((2, 0), (3, 1)):
+        write_run(tmp_path, f"{number:03d}", config=yaml_of(seed, "amp_dynamic"), summary=some_summary())
+    with pytest.raises(UsageError, match="the reference fp32 has no run to compare with: out of memory"):
+        judge(sweep_of(tmp_path, "fp32", "fp32", "amp", "amp"))
+
+
+def test_an_arm_without_a_run_is_named(tmp_path):
+    for number, (precision, seed) in enumerate([("fp32", 0), ("fp32", 1), ("amp_dynamic", 0), ("amp_dynamic", 1)]):
+        write_run(tmp_path, f"{number:03d}", config=yaml_of(seed, precision), summary=some_summary())
+    found = judge(sweep_of(tmp_path, "fp32", "fp32", "amp", "amp", "huge"))[""]
+    assert [result.arm.name for result in found.arms] == ["fp32", "amp"]
+    assert "1 run of huge did not start: out of memory" in [objection.what for objection in found.objections]
+
+
+def test_a_question_comes_back_from_the_plan_of_a_sweep():
+    question = ComparisonOptions("fp32", 0.02, "loss", ("optimizer",))
+    assert ComparisonOptions.of(question.as_plan()) == question
+    assert ComparisonOptions.of({"recipe": "two_cliffs"}) == ComparisonOptions()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("margin", "x"),
+        ("margin", -1),
+        ("margin", None),
+        ("claimed", 3),
+        ("claimed", "x"),
+        ("metric", 3),
+        ("reference", []),
+    ],
+)
+def test_a_plan_of_wrong_types_is_a_damaged_file(name, value):
+    with pytest.raises(StorageError, match=rf"here/sweep.json is damaged: plan.{name}="):
+        ComparisonOptions.of({**ComparisonOptions().as_plan(), name: value}, "here/sweep.json")
+
+
+def test_runs_are_called_as_they_were_typed_and_the_reference_also_by_its_precision(tmp_path):
+    full, half = str(tmp_path / "p16"), str(tmp_path / "tty80")
+    for name, mode in (("p16", "fp32"), ("tty80", "amp_dynamic")):
+        write_run(tmp_path, name, config=yaml_of(0, mode), summary=some_summary())
+    names = ["p16", "tty80"]
+    found = judge_runs([half, full], ComparisonOptions(reference="precision=fp32"), anyway=True)
+    assert [result.arm.name for result in found.arms] == names
+    assert judge_runs([half, full], ComparisonOptions(reference=names[1]), anyway=True).reference == names[1]
+    with pytest.raises(UsageError, match="no arm is called 'bf16'"):
+        judge_runs([half, full], ComparisonOptions(reference="bf16"), anyway=True)

@@ -1,0 +1,46 @@
+"""The budget: code lines that each package may have, and what people get for them.
+
+A package grows by what a new feature was granted, and by nothing else: a change that needs more finds it in the package.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.measure import ROOT, lines_of
+
+#: Code lines (no docstrings, comments or blank lines) by package, in hundreds rounded up, and what they are for.
+BUDGET = {
+    "api": (300, "train, open_run and runs from Python"),
+    "build": (900, "parts of a run from its configuration, with all refusals at once"),
+    "cli": (2_800, "commands, help, completion, messages, the display of a run"),
+    "config": (2_500, "Hydra's words, checked, with the nearest name of every mistake"),
+    "engine": (4_200, "the step, the loop, evaluation, resumable state, rehearsal, memory by use"),
+    "integrations": (1_500, "watching other loops: torch, transformers, Lightning, Accelerate"),
+    "lab": (6_000, "doctor, diagnose, replay, recommend, find"),
+    "logger": (600, "TensorBoard, Weights & Biases, MLflow, in a process of their own"),
+    "numerics": (1_000, "number formats, finite checks, histograms of exponents, forecasts"),
+    "optimizer": (1_300, "master weights, clipping, fused updates, torch's optimizers by name"),
+    "parallel": (1_200, "DDP and FSDP2, torchrun, equal bits"),
+    "precision": (800, "precision modes, keep_fp32, what a GPU supports"),
+    "probe": (600, "which tensor overflowed, histograms of gradients"),
+    "report": (2_600, "a run's page, its figures, the list of runs"),
+    "run": (1_400, "start, resume, evaluation, prediction, export"),
+    "runlog": (2_400, "records, checkpoints and their readers, safe against any file"),
+    "scaler": (600, "loss scalers and the constants of other frameworks"),
+    "schedule": (400, "learning rates"),
+    "study": (7_200, "sweeps, Slurm, comparisons with verdicts, logs of any program, recipes"),
+    "system": (1_400, "errors, devices, masking of secrets, safe files"),
+    "workloads": (8_600, "eight kinds of training with their data sets and published models"),
+}
+
+
+def test_every_package_keeps_to_its_budget():
+    code: Counter[str] = Counter()
+    for file in (ROOT / "mptrain").rglob("*.py"):
+        inside = file.relative_to(ROOT / "mptrain").parts
+        if len(inside) > 1:
+            code[inside[0]] += lines_of(file)[0]
+    assert code.keys() == BUDGET.keys()
+    over = {name: lines - BUDGET[name][0] for name, lines in code.items() if lines > BUDGET[name][0]}
+    assert over == {}
