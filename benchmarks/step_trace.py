@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mptrain
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
+from mptrain.run.build.parts import build
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -21,8 +21,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from mptrain.build.learners import build_learners
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
@@ -32,6 +30,8 @@ from mptrain.engine.step_values import stack
 from mptrain.precision import apply
 from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.precision.upcast import EagerMode, products
+from mptrain.run.build.learners import build_learners
+from mptrain.run.build.parts import build
 
 META = torch.device("meta")
 AUTOCAST = torch.autocast

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from small_runs import Kept, command, environment
 
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fingerprints import digest_of_weights
@@ -24,6 +23,7 @@ from mptrain.engine.run_storage import NoStorage
 from mptrain.numerics.shards import whole
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.options import DistributedOptions
+from mptrain.run.build.parts import build
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.records import EvalRecord, StepRecord
 

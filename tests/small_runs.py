@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from mptrain.build.parts import build
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import Storage
+from mptrain.run.build.parts import build
 from mptrain.runlog import RecordWriter, create_run, truncate_records
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.system.errors import Preempted

@@ -67,8 +67,8 @@ class Passes(ByHand):
         self.device, self.mode = work.device, mode
         self.batches = self.given.batches
         if mode == "half":
-            from mptrain.build.parts import build
             from mptrain.config.compose import compose
+            from mptrain.run.build.parts import build
 
             self.parts, _ = build(compose(work.line("half")))
             self.model = self.parts.model.train()

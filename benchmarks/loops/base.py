@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
+from mptrain.run.build.parts import build
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

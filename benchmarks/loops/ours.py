@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.loops.base import ByHand, Mode, Work, batches, cast_inputs
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse_run
 from mptrain.engine.run_storage import Storage
 from mptrain.precision.apply import input_dtype
+from mptrain.run.build.parts import build
 from mptrain.runlog import RecordWriter, create_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.system.records import Record, StepRecord

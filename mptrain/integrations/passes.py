@@ -12,7 +12,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 
-from mptrain.integrations.losses import running_pass, take_losses
+from mptrain.integrations.torch_calls import running_pass, take_losses
 from mptrain.numerics.exponent_counts import as_real
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_first_copy, is_sharded, part

@@ -19,10 +19,9 @@ from typing_extensions import override
 
 from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import Owner, WatchedLearner, guarded_call
-from mptrain.integrations.losses import watch_losses
 from mptrain.integrations.passes import rank, warn, world_size
 from mptrain.integrations.run_files import RecordFiles, RunFiles, WatchedLoop, rank_files
-from mptrain.integrations.scalers import Listener, listen
+from mptrain.integrations.torch_calls import Listener, listen, watch_losses
 from mptrain.integrations.updates import UpdateLog
 from mptrain.numerics.shards import is_sharded
 from mptrain.probe.names import Models, named_models, parameter_names, unwrapped

@@ -11,8 +11,8 @@ from statistics import median_low
 
 import torch
 
-from mptrain.build.workload import build_dataset, require_facts
 from mptrain.config.schema import Config
+from mptrain.run.build.workload import build_dataset, require_facts
 from mptrain.system.errors import ConfigError
 from mptrain.system.machine import usable_cores
 from mptrain.workloads.base.dataset import Dataset, FileFacts, Split, Survey

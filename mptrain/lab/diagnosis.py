@@ -12,32 +12,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from mptrain.build.parts import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads, command_with, is_allow_override
+from mptrain.engine.failure_diagnosis import FAR
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
-from mptrain.lab.diagnosis_case import with_fp32_values
-from mptrain.lab.divergence import Divergence, explain_divergence
+from mptrain.lab.diagnosis_case import with_fp32_values, with_overrides
 from mptrain.lab.examine_step import LocatedStep, RecordedStep, examine, with_cause
-from mptrain.lab.failed_step import FailedStep, read_failed_step
+from mptrain.lab.findings import Finding
 from mptrain.lab.pages.diagnosis_page import write_diagnosis
 from mptrain.lab.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed
 from mptrain.precision.check import PromiseBroken
 from mptrain.run.attempt import min_micro_batches
+from mptrain.run.build.parts import build
 from mptrain.runlog import RunDirectory
+from mptrain.runlog.checkpoint_data import load_plain
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
-from mptrain.runlog.diagnosis_file import Examination
+from mptrain.runlog.diagnosis_file import Examination, Remedy
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.run_reader import Run, read_run
+from mptrain.runlog.strict_json import parse_strict
 from mptrain.system.errors import CheckpointError, ConfigError, EnvironmentRefused, FirstBatchError, StorageError
+from mptrain.system.files import read_text
 from mptrain.system.records import StepRecord
 from mptrain.system.torch_settings import settings_restored
+from mptrain.workloads.base.batch import Batch
 
 #: Class of a loss scaling rule, and the scale with which it starts.
 _FirstScale: TypeAlias = tuple[type, float]
@@ -291,3 +295,116 @@ def _moment(config: Config, parts: Parts, options: Options, state: Mapping[str, 
     if saved_step is None:
         raise StorageError(f"there is no batch for step {step}", "the data set has no usable sample")
     return replace(saved_step, state=with_fp32_values(config, saved_step.state))
+
+
+@dataclass(frozen=True)
+class FailedStep:
+    """Training step that ended a run.
+
+    Attributes:
+        step: Number of the step.
+        learner: Name of the learner whose updates were skipped.
+        loss_scale: Loss scale of that learner in the step.
+        cause: Recorded cause, as in `mptrain.engine.failure_diagnosis.Diagnosis.cause`.
+        batch: The prepared batch of the step, on the CPU.
+        random: State of all random generators before the step; None if it was not saved.
+        ranks: Number of ranks, each of which had a part of the batch.
+        wide: As `SavedStep.wide`.
+    """
+
+    step: int
+    learner: str
+    loss_scale: float
+    cause: str
+    batch: Batch
+    random: Mapping[str, Any] | None
+    ranks: int = 1
+    wide: bool = False
+
+    def with_state(self, state: Mapping[str, Any], parts: Parts, *, done: bool) -> SavedStep:
+        """Return the step with the state of a checkpoint, saved after the step (``done``) or after an earlier one."""
+        logs = {one.name: state["accounts"][one.name]["last"] for one in parts.learners}
+        scales = {name: float(last["loss_scale"]) if last else 1.0 for name, last in logs.items()}
+        scales[self.learner] = self.loss_scale
+        random, batch = self.random or state["random"], self.batch.to(parts.device)
+        return SavedStep(self.step, state, batch, self.wide, scales, random, done=done)
+
+
+def read_failed_step(directory: RunDirectory, packages: Sequence[str] = ()) -> FailedStep:
+    """Read the step that ended a run, which allows ``packages``.
+
+    Raises StorageError if a file is unusable, with a command that does not need it as hint.
+    """
+    path = directory.paths.failure / "diagnosis.json"
+    try:
+        fields = parse_strict(read_text(path))
+        learner, loss_scale, cause = str(fields["learner"]), float(fields["loss_scale"]), str(fields["cause"])
+        path = directory.paths.failure / "step.pt"
+        saved = load_plain(path)
+        tensors, counts = dict(saved["batch"]), saved["counts"]
+        batch = Batch(tensors.pop("inputs"), tensors.pop("targets"), tuple(counts) if counts else None, tensors)
+        step, ranks, wide = int(saved["step"]), int(saved["ranks"]), bool(saved.get("wide", False))
+        return FailedStep(step, learner, loss_scale, cause, batch, saved["random"], ranks, wide)
+    except Exception as error:  # the content may be anything
+        why = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else "is damaged"
+        line = command_with(f"mptrain diagnose {directory.root} --step N", packages)
+        raise StorageError(f"{path} {why}", f"diagnose a step by number: {line}") from error
+
+
+#: Number of steps trained beyond the rise, and the latest step of a rise up to which steps are trained.
+BEYOND, LATEST = 10, 100
+
+#: Factors of the learning rate that are tried.
+LOWER = (0.1, 0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Rise of a run's training loss from which it never came back.
+
+    Attributes:
+        step: First step whose loss, and that of all later ones, is far above the first loss or not finite.
+        cause: Description of the rise, of kind ``updates``.
+        remedy: Learning rate at which the loss did not rise; None if the rise came too late to train again.
+    """
+
+    step: int
+    cause: Finding
+    remedy: Remedy | None
+
+
+def rises_at(losses: Sequence[float]) -> int | None:
+    """Return the step, from 1, from which on the loss stays far above the first one; None if there is none."""
+    if not losses or not 0 < losses[0] < math.inf:
+        return None
+    last = max(at for at, loss in enumerate(losses, 1) if loss <= FAR * losses[0])
+    return last + 1 if last < len(losses) else None
+
+
+def explain_divergence(config: Config, losses: Sequence[float]) -> Divergence | None:
+    """Return a divergence with a lower learning rate that prevents it; None if the rate is not the cause.
+
+    The run has one learner; ``losses`` begin at step 1.
+    """
+    step, rate = rises_at(losses), config.optimizer.arguments.get("lr")
+    if step is None or rate is None or config.inject.step is not None:
+        return None
+    what = f"the loss was {losses[0]:.3g} at step 1, {losses[step - 1]:.3g} at step {step:,}, and never came back"
+    if step > LATEST:
+        return Divergence(step, Finding("updates", (), what), None)
+
+    steps = min(step + BEYOND, len(losses))  # schedules end with the run
+
+    def end(word: str) -> float:
+        saved = saved_step_at(*build(with_overrides(config, word)), None, steps + 1)
+        return math.nan if saved is None else float(saved.state["accounts"]["main"]["last"]["loss"])
+
+    if end("precision=fp32") <= FAR * losses[0]:
+        return None
+    for word in (f"optimizer.lr={rate * factor:.6g}" for factor in LOWER):
+        if (loss := end(word)) <= FAR * losses[0]:
+            outcome = f"after {steps} steps from the start the loss is {loss:.3g}"
+            what = f"the run diverged because optimizer.lr={rate:g} is too high, in any precision: {what}"
+            remedy = Remedy((word,), "a lower learning rate", True, outcome)
+            return Divergence(step, Finding("updates", (), what), remedy)
+    return None

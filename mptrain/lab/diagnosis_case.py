@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from mptrain.build.parts import build
 from mptrain.config.compose import recompose
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads
@@ -28,6 +27,7 @@ from mptrain.numerics.rounding import limited
 from mptrain.numerics.words import listed
 from mptrain.precision.apply import input_dtype, set_matmul_precision
 from mptrain.probe.observer import Observation, Operation
+from mptrain.run.build.parts import build
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
@@ -22,8 +21,9 @@ from mptrain.lab.doctor_findings import (
     wrong_gradients,
     wrong_outputs,
 )
+from mptrain.lab.doctor_gradients import Gradients, gradients, runs_in_float64
 from mptrain.lab.doctor_observation import StepInspection, half_weights, inspect_step
-from mptrain.lab.doctor_ranges import ModuleScaling, ScalingEvidence, by_module
+from mptrain.lab.doctor_ranges import NOTHING, ModuleScaling, ScalingEvidence, by_module
 from mptrain.lab.evaluation_check import check_evaluation
 from mptrain.lab.findings import Finding, label, operator_name
 from mptrain.lab.headroom import CloseCall, after_some_steps, close_calls, worth_a_look
@@ -31,7 +31,6 @@ from mptrain.lab.lost_columns import lost_columns
 from mptrain.lab.module_tensors import HANDED, Outputs
 from mptrain.lab.observations import CLOSE
 from mptrain.lab.step_accuracy import largest_errors, why_worse
-from mptrain.lab.zero_gradients import without_gradient
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.numerics.words import listed
 from mptrain.precision.alignment import unaligned_in_words
@@ -41,6 +40,7 @@ from mptrain.precision.policy import FP32
 from mptrain.precision.support import require_support, resolve_device
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Operation
+from mptrain.run.build.parts import build
 from mptrain.system.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
 
@@ -328,3 +328,36 @@ def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]
     drifting_at = min(one for one in first.finite if first.errors[one] > 2 * first.tolerance)
     scales = 2.0 ** min(first.errors, key=lambda one: first.errors[one]), 2.0**drifting_at
     return passes.find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
+
+
+#: Bound of the moves of parameters. Each goes half as far as the one before, so that none is taken back.
+MOVE = 2.0**-7
+
+
+def without_gradient(parts: Parts, batch: Batch, zero: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the parameters whose gradient stays zero, however far those with a gradient move.
+
+    First come those at a saddle, which get a gradient where parameters that are zero are not, then the others. Without
+    FP64 no saddle is looked for. The weights of ``parts``, newly built in ``precision=fp32``, are changed. The batch is
+    in FP32, and ``zero`` names the parameters whose gradient is zero in FP64.
+    """
+    if not runs_in_float64(parts, batch):
+        return (), tuple(zero)
+    batch, values = batch.cast(torch.float64), {name: one.data for name, one in parts.model.named_parameters()}
+    left, before, move, generator = list(zero), -1, MOVE, torch.Generator().manual_seed(0)
+    while left and len(left) != before:
+        before, move = len(left), move / 2
+        for name, gradient in gradients(parts, batch, 1.0).items():
+            if gradient.any():
+                values[name].sub_(gradient.to(values[name].device), alpha=move / float(gradient.abs().max()))
+        left = _small(gradients(parts, batch, 1.0), left)
+    for value in (values[name] for name in left if not values[name].any()):
+        value.copy_(MOVE * torch.randn(value.shape, generator=generator))
+    others = _small(gradients(parts, batch, 1.0), left) if left else []
+    return tuple(name for name in left if name not in others), tuple(others)
+
+
+def _small(found: Gradients, names: Collection[str]) -> list[str]:
+    sizes = {name: float(one.norm()) / math.sqrt(max(one.numel(), 1)) for name, one in found.items()}
+    least = NOTHING * max(sizes.values(), default=0.0)
+    return [name for name in names if sizes.get(name, 0.0) <= least]

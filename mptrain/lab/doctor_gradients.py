@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
-from mptrain.lab.comparisons import COMPARED
-from mptrain.lab.doctor_observation import disable_dropout, largest_values
+from mptrain.lab.doctor_observation import SameDraws, disable_dropout, largest_values
 from mptrain.lab.doctor_ranges import EPSILONS, LOST, MUCH, NOTHING, GradientErrors, OutputErrors
 from mptrain.lab.module_tensors import (
+    COMPARED,
     Change,
     GradientPath,
     OutputReplacement,
@@ -38,7 +38,6 @@ from mptrain.lab.module_tensors import (
     relative_error,
 )
 from mptrain.lab.operator_errors import OperatorError, RoundedOperator
-from mptrain.lab.random_draws import SameDraws
 from mptrain.numerics.formats import Format
 from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES

@@ -19,16 +19,16 @@ from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.lab.doctor_ranges import EPSILONS, ScalingEvidence
 from mptrain.lab.module_tensors import Outputs, hook_step, record_outputs
-from mptrain.lab.random_draws import SameDraws
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.policy import NORMS
+from mptrain.precision.upcast import EagerMode
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.probe.observer import ModuleObserver, can_be_read
 from mptrain.scaler.static import NoScaler, StaticScaler
 from mptrain.system.device import beside_fp64
 from mptrain.system.errors import EnvironmentRefused, FirstBatchError
-from mptrain.system.torch_private import Dropout, tree_map
+from mptrain.system.torch_private import Dropout, tree_map, written_tensors
 from mptrain.workloads.base.batch import Batch
 
 #: Operators that can take a number as operand, which the dtype of the tensor has to hold.
@@ -290,3 +290,44 @@ def _small_epsilons(model: nn.Module, form: Format) -> dict[str, str]:
         for attribute in ("eps", "epsilon", "variance_epsilon")
         if isinstance(value := getattr(module, attribute, None), float) and 0 < value < form.smallest_subnormal
     }
+
+
+#: Fused operators that draw random numbers only inside, for their own dropout: computing them in FP32 would be no draw.
+_FUSED = ("attention", "rnn")
+
+
+class SameDraws(EagerMode):
+    """Dispatch mode in which random numbers are drawn in FP32 and cast to the dtype that the model asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded not in func.tags or any(part in name for part in _FUSED):
+            return func(*args, **kwargs)
+        given = next(floating_in((args, kwargs)), None)
+        dtype = kwargs.get("dtype") or (torch.float32 if given is None else given.dtype)
+        written = list(written_tensors(func, args, kwargs))
+        if not dtype.is_floating_point or (dtype == torch.float32 and not written):
+            return func(*args, **kwargs)
+        if kwargs.get("dtype") is not None:
+            kwargs["dtype"] = torch.float32
+        wide = tree_map(
+            lambda one: one.contiguous() if isinstance(one, torch.Tensor) else one, _cast(args, torch.float32)
+        )
+        drawn = func(*wide, **_cast(kwargs, torch.float32))
+        for own, other in zip(args, wide, strict=True):
+            if any(own is one for one in written):
+                own.copy_(other)
+                drawn = own if drawn is other else drawn
+        return _cast(drawn, dtype)
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    return tree_map(
+        lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one, values
+    )

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
 from mptrain.lab.diagnosis_case import DiagnosisCase, observation_of, with_overrides, without_initial_nonfinite
@@ -21,6 +20,7 @@ from mptrain.lab.remedies import remedies
 from mptrain.lab.step_replay import SavedStep, observe_step, restore_step
 from mptrain.numerics.words import listed
 from mptrain.probe.observer import Observation
+from mptrain.run.build.parts import build
 from mptrain.runlog.diagnosis_file import CauseKind, Examination, FurtherCause, Remedy
 from mptrain.system.errors import ConfigError, did_you_mean
 

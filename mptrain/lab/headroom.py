@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.lab.doctor_gradients import operators
 from mptrain.lab.observations import CLOSE
@@ -22,6 +21,7 @@ from mptrain.lab.step_replay import restore_step, saved_step_at
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import input_dtype
 from mptrain.probe.observer import Operation
+from mptrain.run.build.parts import build
 
 #: Steps of FP32 training before the second look, and of networks with more than so many outputs and weights in a step.
 STEPS, FEW_STEPS, LARGE = 100, 10, 2**23

@@ -23,7 +23,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from mptrain.build.learners import build_scaler
 from mptrain.config.compose import reload, reload_watched
 from mptrain.config.config_diff import flat
 from mptrain.config.schema import Config
@@ -35,6 +34,7 @@ from mptrain.numerics.overflow_check import Verdict
 from mptrain.numerics.words import counted
 from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
 from mptrain.report.run_blocks import histogram_words, is_watched, unfinished_note
+from mptrain.run.build.learners import build_scaler
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.scaler.base import Scaler, ScalerState

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from mptrain.build.parts import build
 from mptrain.lab.diagnosis_case import DiagnosisCase, with_overrides
 from mptrain.lab.observations import module_rows, only_zeros, small_gradients
 from mptrain.numerics.exponents import lost_share, nonzero
 from mptrain.numerics.forecast import MARGIN
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
 from mptrain.numerics.overflow_check import Verdict
+from mptrain.run.build.parts import build
 from mptrain.runlog.diagnosis_file import Remedy
 from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.system.device import widest

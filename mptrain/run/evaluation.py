@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 
-from mptrain.build.parts import build
-from mptrain.build.workload import build_dataset
 from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
@@ -19,6 +17,8 @@ from mptrain.engine.parts import Parts
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.engine.weights_io import has_averages, in_dtype, is_weight, plain_weights, weights_file
 from mptrain.precision.apply import count_out_of_range, describe_clamped
+from mptrain.run.build.parts import build
+from mptrain.run.build.workload import build_dataset
 from mptrain.run.by_class import ByClass, by_class
 from mptrain.run.consistency import changed_evaluation_data, trained_on
 from mptrain.run.network_export import ExportedNetwork, export_network

@@ -7,7 +7,6 @@ import re
 import traceback
 from typing import Any
 
-from mptrain.build.workload import name_doctor
 from mptrain.config.allowed_targets import packages_of_users
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with
@@ -16,6 +15,7 @@ from mptrain.engine.interrupt import EndRequested
 from mptrain.engine.rehearsal import rounding_of_indices
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.torchrun import torchrun_command
+from mptrain.run.build.workload import name_doctor
 from mptrain.runlog import RunDirectory, storage_errors, write_atomically
 from mptrain.system.errors import (
     EXIT_BUG,

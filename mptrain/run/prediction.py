@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from mptrain.build.new_inputs import open_new_inputs
 from mptrain.config.compose import reload
 from mptrain.config.targets import parameters
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.parts import Parts
+from mptrain.run.build.new_inputs import open_new_inputs
 from mptrain.run.evaluation import built
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run

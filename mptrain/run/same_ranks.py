@@ -25,7 +25,7 @@ from mptrain.system.errors import ConfigError, Problem, user_packages
 
 #: Keys and sections that may differ between ranks. Rank 0 alone has a run directory, trackers and sinks, machines have
 #: different numbers of cores, the code of the user is compared itself, and each rank has a device of its own
-#: (`mptrain.build.parallelism.require_own_devices`).
+#: (`mptrain.run.build.parallelism.require_own_devices`).
 _OWN = ("run", "logger", "extensions", "chosen", "device", "threads")
 
 #: Libraries besides torch that compute samples, networks and updates.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mptrain.build.parts import build
 from mptrain.config.compose import compose, reload
+from mptrain.run.build.parts import build
 from mptrain.system.errors import ConfigError
 
 MODULE = """

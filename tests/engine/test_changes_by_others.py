@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
-import mptrain.build.model
-import mptrain.build.parts
+import mptrain.run.build.model
+import mptrain.run.build.parts
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
@@ -137,7 +137,7 @@ def configured(mode):
 
 
 def new_loop(mode):
-    return Loop(*mptrain.build.parts.build(configured(mode)), NoStorage(RunPaths(Path("unused"))))
+    return Loop(*mptrain.run.build.parts.build(configured(mode)), NoStorage(RunPaths(Path("unused"))))
 
 
 def outcome(cell, mode, case, monkeypatch):
@@ -150,7 +150,7 @@ def outcome(cell, mode, case, monkeypatch):
         nets[:] = [Net(what, how, where) if inside else Net()]
         return nets[0]
 
-    monkeypatch.setattr(mptrain.build.model, "build_model", make)
+    monkeypatch.setattr(mptrain.run.build.model, "build_model", make)
     monkeypatch.setattr(torch.optim, "Mine", Mine, raising=False)
     monkeypatch.setattr(Mine, "change", None if inside else (what, how, where, nets))
     judge, count = Weights.judge, [0]
@@ -217,14 +217,14 @@ ROUNDED: list[str] = []
 
 def run(net, *words, batches=8, kind=None, monkeypatch):
     """The parts of a run of a network after some steps, and all that was said to the user."""
-    monkeypatch.setattr(mptrain.build.model, "build_model", lambda *_: net())
+    monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda *_: net())
     if kind is not None:
         kind.__module__ = "torch.optim"
         monkeypatch.setattr(torch.optim, kind.__name__, kind, raising=False)
         words += ("optimizer=torch", f"optimizer.name={kind.__name__}")
     else:
         words += ("optimizer=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.nesterov=false")
-    parts, _ = mptrain.build.parts.build(compose((*TINY, "schedule=constant", "optimizer.lr=0.1", *words)))
+    parts, _ = mptrain.run.build.parts.build(compose((*TINY, "schedule=constant", "optimizer.lr=0.1", *words)))
     taken = list(itertools.islice(parts.loaders["train"].batches(0), batches))
     parts.model.train()
     for number, one in enumerate(taken * 2):
@@ -441,9 +441,9 @@ def test_means_over_all_batches_and_observers_that_start_at_inf_accumulate(momen
     ("kind", "names"), [(Clips, "body.weight"), (Embeds, "first.weight"), (Accumulates, "mean, steps")]
 )
 def test_what_forward_passes_change_in_half_precision_is_warned_of(kind, names, monkeypatch):
-    monkeypatch.setattr(mptrain.build.model, "build_model", lambda *_: kind())
+    monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda *_: kind())
     for precision, warns in (("fp32", False), ("amp_bf16", False), ("bf16", True)):
-        parts, options = mptrain.build.parts.build(compose((*TINY, "train.max_steps=2", f"precision={precision}")))
+        parts, options = mptrain.run.build.parts.build(compose((*TINY, "train.max_steps=2", f"precision={precision}")))
         said = []
         loop = Loop(parts, options, NoStorage(RunPaths(Path("u"))))
         monkeypatch.setattr(loop.telemetry, "warn", said.append)
@@ -652,7 +652,7 @@ def test_master_weights_keep_what_rounding_took_unless_the_change_is_larger():
 
 @pytest.mark.parametrize("name", ["targets", "mask"])
 def test_float64_in_a_batch_is_named(name):
-    parts, _ = mptrain.build.parts.build(compose(TINY))
+    parts, _ = mptrain.run.build.parts.build(compose(TINY))
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
     wide = torch.ones(len(batch.inputs), dtype=torch.float64)
     batch = replace(batch, targets=wide) if name == "targets" else replace(batch, extras={"mask": wide})

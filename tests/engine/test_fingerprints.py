@@ -7,7 +7,6 @@ import torch
 from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, run_in_process
 from torch import nn
 
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.fingerprints import (
     VALUES,
@@ -18,6 +17,7 @@ from mptrain.engine.fingerprints import (
     sample_digests,
 )
 from mptrain.precision.alignment import unaligned_in_words, unaligned_share
+from mptrain.run.build.parts import build
 from mptrain.workloads.base.batch import Batch
 
 

@@ -9,10 +9,10 @@ import torch
 from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, steps_of, whole_and_resumed
 from torch import nn
 
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.snapshot import take_snapshot
+from mptrain.run.build.parts import build
 from mptrain.system.errors import CheckpointError, Preempted
 from mptrain.system.records import EpochRecord
 
@@ -205,7 +205,7 @@ class Drawing(nn.Module):
 
 
 def test_every_generator_is_seeded_saved_and_left_alone_by_evaluation(tmp_path, monkeypatch):
-    monkeypatch.setattr("mptrain.build.model.build_model", lambda *_: Drawing())
+    monkeypatch.setattr("mptrain.run.build.model.build_model", lambda *_: Drawing())
 
     def losses(root):
         np.random.seed(len(str(root)))  # whatever the process has drawn before

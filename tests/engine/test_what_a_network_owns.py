@@ -16,9 +16,8 @@ from small_runs import TINY
 from torch import nn
 from torch.nn import functional as F
 
-import mptrain.build.model
-import mptrain.build.parts
-from mptrain.build.refusals import require_still_shared, sharing_memory
+import mptrain.run.build.model
+import mptrain.run.build.parts
 from mptrain.config.compose import compose
 from mptrain.engine.buffer_guard import Thawed
 from mptrain.engine.loop import Loop
@@ -27,6 +26,7 @@ from mptrain.engine.rehearsal import rehearse, rounded_numbers
 from mptrain.engine.run_storage import NoStorage
 from mptrain.engine.snapshot import take_snapshot
 from mptrain.engine.step import train_step
+from mptrain.run.build.refusals import require_still_shared, sharing_memory
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
@@ -241,8 +241,8 @@ DEEPER = {}
 
 
 def new_loop(make, monkeypatch, *words):
-    monkeypatch.setattr(mptrain.build.model, "build_model", lambda *_: make())
-    return Loop(*mptrain.build.parts.build(compose((*WORDS, *PLAIN, *words))), NoStorage(RunPaths(Path("unused"))))
+    monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda *_: make())
+    return Loop(*mptrain.run.build.parts.build(compose((*WORDS, *PLAIN, *words))), NoStorage(RunPaths(Path("unused"))))
 
 
 def first_batches(loop):

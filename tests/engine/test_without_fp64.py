@@ -71,7 +71,7 @@ def test_a_device_without_fp64_trains_to_the_same_losses_within_rounding(tmp_pat
 )
 def test_other_tasks_train_and_are_evaluated_without_fp64(tmp_path, model):
     on_host = (
-        "/mptrain/workloads/enhancement/image_similarity.py",
+        "/mptrain/workloads/enhancement/task.py",
         "/mptrain/workloads/translation/task",
         *HOST,
     )  # what was measured in host memory

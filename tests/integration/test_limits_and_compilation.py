@@ -8,8 +8,8 @@ import pytest
 import torch
 from small_runs import TINY, Kept, continue_loop, loop_of, run_in_process, steps_of
 
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
+from mptrain.run.build.parts import build
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.records import EpochRecord
 from mptrain.workloads.classification.task import Classify

@@ -11,9 +11,9 @@ from faulty_networks import WIDTH
 from torch import nn
 
 from mptrain.config.compose import compose
-from mptrain.lab.comparisons import Comparisons, alike
 from mptrain.lab.diagnosis import diagnose_config
 from mptrain.lab.doctor import check_scaling
+from mptrain.lab.module_tensors import Comparisons, alike
 from mptrain.probe.module_trail import ModuleTrail
 
 

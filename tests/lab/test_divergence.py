@@ -9,7 +9,7 @@ import pytest
 from small_runs import TINY, run_in_process
 
 from mptrain.config.compose import compose
-from mptrain.lab.divergence import explain_divergence, rises_at
+from mptrain.lab.diagnosis import explain_divergence, rises_at
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import mptrain
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.lab import loop_checks
 from mptrain.lab.diagnosis import diagnose_config
 from mptrain.lab.doctor import check_scaling
+from mptrain.run.build.parts import build
 from mptrain.system.errors import ConfigError
 
 Pair = namedtuple("Pair", "images labels")

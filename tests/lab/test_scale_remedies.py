@@ -12,11 +12,11 @@ import torch
 from histograms_by_hand import counted
 from small_runs import TINY
 
-from mptrain.build.parts import build
 from mptrain.cli.main import main
 from mptrain.config.compose import compose, reload
 from mptrain.lab.diagnosis import diagnose_config, diagnose_run
 from mptrain.lab.scale_remedies import _highest_finite, higher_scale
+from mptrain.run.build.parts import build
 from mptrain.system.errors import ConfigError
 
 HIGH = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216")

@@ -9,9 +9,8 @@ from small_runs import parts_of
 from torch import nn
 
 from mptrain.config.compose import compose
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.doctor import check_scaling, without_gradient
 from mptrain.lab.doctor_gradients import gradients
-from mptrain.lab.zero_gradients import without_gradient
 
 
 class LowRank(nn.Module):

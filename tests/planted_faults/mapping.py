@@ -19,11 +19,10 @@ BESIDES = {
     "lab": "integration/test_diagnose",
     "study": "study/comparison/logs study/sweep/test_comparisons integration/test_sweeps integration/test_compare cli/test_reproduce",
     "probe": "engine/test_step_log lab/test_diagnosis integration/test_diagnose",
-    "run": "integration/test_giving_up integration/test_killed",
+    "run": "integration/test_giving_up integration/test_killed engine/test_fingerprints integration/test_obstacles engine/test_resume integration/test_workloads",
     "report": "security/test_odd_files",
     "api": "api/test_train docs/test_examples",
     "cli": "security/test_terminals integration/test_command_line",
-    "build": "engine/test_fingerprints integration/test_obstacles engine/test_resume integration/test_workloads",
     "config": "cli/test_bad_input security/test_strangers_files integration/test_obstacles",
     "workloads": "engine/test_step engine/test_evaluate integration/test_other_data integration/test_language "
     "integration/test_detect integration/test_workloads",

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from small_runs import run_command, run_in_process
 
-from mptrain.build.parts import build
 from mptrain.config.compose import reload
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.snapshot import load_weights
+from mptrain.run.build.parts import build
 from mptrain.run.prediction import predictor
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run

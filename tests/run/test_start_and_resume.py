@@ -10,13 +10,13 @@ import pytest
 import torch
 from small_runs import TINY
 
-from mptrain.build.model import build_model
-from mptrain.build.parts import build
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.engine.interrupt import EndRequested
 from mptrain.engine.loop import Loop
 from mptrain.run import start
+from mptrain.run.build.model import build_model
+from mptrain.run.build.parts import build
 
 WORDS = ("model=mlp", "model.hidden=[16]", "dataset.train_samples=64", "train.epochs=2", "run.name=run")
 
@@ -195,7 +195,7 @@ def test_the_header_says_how_many_parameters_are_trained_where_those_are_not_all
         next(module for module in network.modules() if isinstance(module, torch.nn.Linear)).requires_grad_(False)
         return network
 
-    monkeypatch.setattr("mptrain.build.model.build_model", half_frozen)
+    monkeypatch.setattr("mptrain.run.build.model.build_model", half_frozen)
     assert main([*WORDS, "train.max_steps=1"]) == 0
     assert "parameters, 170 trainable" in capsys.readouterr().out
 

@@ -10,14 +10,14 @@ from capability import CPU, NoFP64, without
 from loops import each
 from pretended_ranks import each_rank
 
-from mptrain.build.parallelism import device_of, require_own_devices
-from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.memory import forget_peak, memory_in_use, memory_now, memory_peak
+from mptrain.engine.parts import AHEAD, Transfer
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_values import StepValues
-from mptrain.engine.transfer import AHEAD, Transfer
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
+from mptrain.run.build.parallelism import device_of, require_own_devices
+from mptrain.run.build.parts import build
 from mptrain.system import device as devices
 from mptrain.system.environment import cuda_backends
 from mptrain.system.errors import ConfigError, EnvironmentRefused
@@ -167,10 +167,10 @@ def test_ranks_exchange_nothing_on_untried_accelerators():
 def on_ranks(monkeypatch):
     """A function that lets each of two ranks, which see the GPUs that are given, resolve its device and compare it."""
     seen = threading.local()
-    monkeypatch.setattr("mptrain.build.parallelism.count_of", lambda kind: len(seen.uuids))
-    properties = "mptrain.build.parallelism.properties_of"
+    monkeypatch.setattr("mptrain.run.build.parallelism.count_of", lambda kind: len(seen.uuids))
+    properties = "mptrain.run.build.parallelism.properties_of"
     monkeypatch.setattr(properties, lambda device: SimpleNamespace(uuid=seen.uuids[device.index]))
-    monkeypatch.setattr("mptrain.build.parallelism.use", lambda device: None)
+    monkeypatch.setattr("mptrain.run.build.parallelism.use", lambda device: None)
     monkeypatch.setattr("mptrain.precision.support.count_of", lambda kind: len(seen.uuids))
 
     def resolved(name, gpus):
@@ -238,7 +238,7 @@ def test_a_run_on_cuda_records_what_decides_the_bits_of_its_kernels(monkeypatch,
 
 
 def test_an_untried_device_is_warned_of_once(monkeypatch):
-    monkeypatch.setattr("mptrain.build.parts.untried", lambda device: f"device={device.type} is untried")
+    monkeypatch.setattr("mptrain.run.build.parts.untried", lambda device: f"device={device.type} is untried")
     parts, _ = build(compose(["model=mlp", "dataset.image_size=8"]))
     assert parts.warnings == ("device=cpu is untried",)
     monkeypatch.undo()

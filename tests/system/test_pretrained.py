@@ -16,8 +16,8 @@ import transformers
 from PIL import Image
 from small_runs import parts_of, run_in_process, whole_and_resumed
 
-from mptrain.build.parts import build
 from mptrain.config.compose import compose, reload
+from mptrain.run.build.parts import build
 from mptrain.run.describe import describe_parts
 from mptrain.system.errors import CheckpointError, DataError
 from mptrain.system.pretrained import ATTRIBUTE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
+from mptrain.numerics.words import counted, of_seeds, percent
 from mptrain.study.comparison.evidence import PairedEvidence
-from mptrain.study.comparison.results import ArmVerdict, Interval, Word
-from mptrain.study.comparison.verdict_words import Reason, incomplete, why
+from mptrain.study.comparison.results import ArmVerdict, Equivalence, Interval, Word
 
 #: Level of every test.
 ALPHA = 0.05
@@ -90,3 +92,163 @@ def judge(facts: Facts) -> tuple[Word, Reason]:
     if excludes_bound and not facts.one_sided:
         return "better", "better difference"
     return "undecided", "wide interval"
+
+
+#: What decided, in the order in which it is asked about.
+Reason = Literal[
+    "failures", "few pairs", "worse difference", "biased selection", "unlearned", "equivalence", "better difference",
+    "wide interval",
+]  # fmt: skip
+
+
+def why(reason: Reason, evidence: PairedEvidence) -> str:
+    """Return the reason of a decision as a sentence."""
+    failed, difference, equivalence = _failed(evidence), evidence.difference, evidence.equivalence
+    if reason == "failures":
+        share = f"{len(evidence.arm_only)} of {len(evidence.shared)} runs failed numerically"
+        return f"{share} while the reference with the same seed did not (exact sign test, {_p(evidence.failure_p)})"
+    if reason == "biased selection":
+        return f"{failed}; with failed runs in either arm, no arm is better or equivalent"
+    if reason == "few pairs" or difference is None:
+        return "; ".join(filter(None, (failed, _too_few(evidence))))
+    if reason == "unlearned":
+        return f"{evidence.unlearned}, and untrained arms agree whatever differs"
+    if reason == "worse difference":
+        return _different(evidence, difference) + (f"; also, {failed}" if failed else "")
+    if reason == "better difference":
+        return _different(evidence, difference) + (_unseen(equivalence) if equivalence else "")
+    if reason == "equivalence" and equivalence is not None:
+        return _equivalent(evidence, difference, equivalence) + _unseen(equivalence)
+    return _undecided(evidence, difference, equivalence)
+
+
+def _failed(evidence: PairedEvidence) -> str:
+    """Describe the failed runs; empty if there are none."""
+    arm, reference, shared = set(evidence.failed), set(evidence.reference_failed), set(evidence.shared)
+    enough = "; 6 such pairs would be significant" if len(evidence.arm_only) == len(shared) else ""
+    chance = f"with {counted(len(shared), 'pair')} may be chance (exact sign test, {_p(evidence.failure_p)}{enough})"
+    unpaired = "failed numerically and cannot be paired with a run of the"
+    said = (
+        (evidence.arm_only, f"failed numerically while the reference did not, which {chance}"),
+        (evidence.reference_only, "of the reference failed numerically while the arm did not"),
+        (shared & arm & reference, "failed numerically in both arms"),
+        (arm - shared, f"{unpaired} reference"),
+        (reference - shared, f"of the reference {unpaired} arm"),
+    )
+    return "; ".join(f"{of_seeds(seeds)} {what}" for seeds, what in said if seeds)
+
+
+def incomplete(evidence: PairedEvidence) -> str:
+    """Describe how many pairs are complete, and which seeds did not finish; empty if all pairs are complete."""
+    every = set(evidence.seeds) | set(evidence.shared)
+    complete = evidence.difference.n if evidence.difference else 0
+    if complete == len(every) or not evidence.seeds:
+        return ""
+    said = f"; {complete} of {counted(len(every), 'pair')} {'is' if complete == 1 else 'are'} complete"
+    gone = every - set(evidence.shared)
+    return said + (f", {of_seeds(gone)} did not finish with the metric in both arms" if gone else "")
+
+
+def _too_few(evidence: PairedEvidence) -> str:
+    have = "no pair of runs is complete" if evidence.difference is None else "only one pair of runs is complete"
+    return f"{have}, and a verdict needs at least two seeds to estimate the spread over seeds"
+
+
+def _equivalent(evidence: PairedEvidence, difference: Interval, found: Equivalence) -> str:
+    said = (
+        f"{_quantity(evidence)} is {_signed(difference.mean)} ({percent(1 - 2 * found.alpha)} CI "
+        f"{_signed(found.low)} to {_signed(found.high)}), within the margin of ±{found.margin:.3g} (two one-sided "
+        f"{percent(found.alpha)} tests, {_p(found.p)}, {_size(evidence, difference)}{_bootstrap(found)})"
+        f"{_no_spread(evidence, difference)}"
+    )
+    if difference.low < difference.high and not difference.low <= evidence.bound <= difference.high:
+        said += f"; its 95 % CI ({_from_to(difference)}) excludes zero, but the difference is below the margin"
+    return said
+
+
+def _bootstrap(found: Equivalence) -> str:
+    return "" if found.p_bootstrap is None else f"; skewed differences, bootstrap-t {_p(found.p_bootstrap)}"
+
+
+def _different(evidence: PairedEvidence, difference: Interval) -> str:
+    said = (
+        f"{_quantity(evidence)} is {_signed(difference.mean)}, and its 95 % CI ({_from_to(difference)}) excludes "
+        f"{_bound(evidence)} ({_size(evidence, difference)}){_no_spread(evidence, difference)}"
+    )
+    found = evidence.equivalence
+    if found is not None and found.p_bootstrap is not None:
+        said += "; the differences are skewed, and with a long tail such a CI excludes a true zero in far more than 5 %"
+    if found is not None and abs(difference.mean) < found.margin:
+        said += f"; the true difference may be within the margin of ±{found.margin:.3g}"
+    return said
+
+
+def _quantity(evidence: PairedEvidence) -> str:
+    if evidence.number is not None:
+        return f"the difference of {evidence.metric} from {evidence.number:g}"
+    return f"the paired difference in {evidence.metric}"
+
+
+def _bound(evidence: PairedEvidence) -> str:
+    return _signed(evidence.bound) if evidence.bound else "zero"
+
+
+def _size(evidence: PairedEvidence, difference: Interval) -> str:
+    return counted(difference.n, "pair") if evidence.number is None else f"{difference.n} runs"
+
+
+def _no_spread(evidence: PairedEvidence, difference: Interval) -> str:
+    if difference.spread != 0:
+        return ""
+    if difference.low < difference.high:
+        return "; all pairs have the same difference, and the CI reflects rounding to whole samples"
+    if evidence.number is not None:
+        return "; all runs have the same value"
+    if difference.mean == 0:
+        return "; all pairs are bitwise equal, so both arms probably ran the same computation"
+    return "; all pairs have exactly the same difference, so the true spread is unknown"
+
+
+def _undecided(evidence: PairedEvidence, difference: Interval, found: Equivalence | None) -> str:
+    mean, interval, size = _signed(difference.mean), _from_to(difference), _size(evidence, difference)
+    if found is None:
+        return f"{_quantity(evidence)} is {mean}, and its 95 % CI ({interval}) includes {_bound(evidence)} ({size})"
+    what = "the paired difference" if evidence.number is None else _quantity(evidence)
+    if found.p < found.alpha:
+        return (
+            f"{what} is {mean}, and t tests put it within the margin of "
+            f"±{found.margin:.3g} ({_p(found.p)}), but the differences are skewed, and a test that follows their shape "
+            f"does not (bootstrap-t, {_p(found.p_bootstrap or math.nan)}, {size})"
+        )
+    power = f"the power to find equal arms equivalent is {percent(found.power)}"
+    if found.pairs_for_80 is None:
+        more = "and even 1,000 pairs would not reach 80 %"
+    elif found.pairs_for_80 > difference.n:
+        more = f"and {found.pairs_for_80} pairs would reach 80 %"
+    else:
+        more = "so the number of pairs is sufficient"
+    return (
+        f"{what} is {mean} (95 % CI {interval}): the true difference may be zero or exceed the margin "
+        f"of ±{found.margin:.3g}; with {counted(difference.n, 'pair')} of this spread, {power}, {more}"
+    )
+
+
+def _unseen(found: Equivalence) -> str:
+    """Describe what runs none of which failed cannot exclude, with 95 % confidence."""
+    return (
+        "; no run failed; a failure, or a difference larger than any of these, in up to "
+        f"{percent(found.unseen)} of runs cannot be excluded"
+    )
+
+
+def _signed(value: float) -> str:
+    """Format a difference of a metric with its sign and three digits; a rounding error around zero becomes +0."""
+    return f"{round(value, 12) + 0.0:+.3g}"
+
+
+def _from_to(interval: Interval) -> str:
+    return f"{_signed(interval.low)} to {_signed(interval.high)}"
+
+
+def _p(value: float) -> str:
+    return f"p = {value:.2g}" if value >= 1e-4 else "p < 0.0001"

@@ -23,7 +23,7 @@ from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse
 from mptrain.config.schema import Config
 from mptrain.config.targets import parameters
-from mptrain.run.tracking import require_logger
+from mptrain.run.attempt import require_logger
 from mptrain.study.sweep.executor import Program
 from mptrain.study.sweep.processes import run_in_fork, warm_up
 from mptrain.study.sweep.worker import one_line
@@ -239,7 +239,7 @@ def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
 
 
 def _load(config: Config) -> Dataset | MptrainError:
-    from mptrain.build.workload import build_dataset
+    from mptrain.run.build.workload import build_dataset
 
     try:
         return build_dataset(config)
@@ -250,7 +250,7 @@ def _load(config: Config) -> Dataset | MptrainError:
 
 
 def _require_together(config: Config, dataset: Dataset) -> None:
-    from mptrain.build.workload import build_task, require_facts, require_known_learners
+    from mptrain.run.build.workload import build_task, require_facts, require_known_learners
 
     require_facts(config, "model", config.model, dataset)
     try:

@@ -4,8 +4,8 @@ import jobs_that_end as jobs
 import pytest
 from PIL import Image
 
-from mptrain.build import workload as build_workload
 from mptrain.config.compose import Composer, compose
+from mptrain.run.build import workload as build_workload
 from mptrain.study.sweep.points import check, disagreements, expand
 from mptrain.system.errors import CheckpointError, ConfigError, DataError
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mptrain.workloads.enhancement.image_similarity import in_8_bits, luminance, psnr, ssim
+from mptrain.workloads.enhancement.task import in_8_bits, luminance, psnr, ssim
 
 
 def pictures(channels=3, height=24, width=30, samples=4):

@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.enhancement.image_similarity import in_8_bits, luminance, psnr, ssim
-from mptrain.workloads.enhancement.task import Enhance
+from mptrain.workloads.enhancement.task import Enhance, in_8_bits, luminance, psnr, ssim
 
 
 def drawn(*shape, seed=1):

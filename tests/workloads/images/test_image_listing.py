@@ -9,8 +9,8 @@ import unicodedata
 import pytest
 from PIL import Image
 
-from mptrain.build.workload import build_dataset
 from mptrain.config.compose import compose
+from mptrain.run.build.workload import build_dataset
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.images.datasets.image_folder import load_image_folder
 

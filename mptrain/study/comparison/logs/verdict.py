@@ -26,9 +26,8 @@ from mptrain.study.comparison.statistics import (
     rounding_spread,
     unseen_share,
 )
-from mptrain.study.comparison.verdict import Facts
+from mptrain.study.comparison.verdict import Facts, Reason
 from mptrain.study.comparison.verdict import judge as word_of
-from mptrain.study.comparison.verdict_words import Reason
 
 _ALIKE = "the runs of each arm all end at one value, as copies or runs of one seed do"
 

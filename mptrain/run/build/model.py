@@ -10,9 +10,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mptrain.build.parallelism import is_sharded_by, require_same_weights
-from mptrain.build.refusals import require_copies
-from mptrain.build.workload import require_facts
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import first_line, show
 from mptrain.engine.fingerprints import digest_of_weights
@@ -23,6 +20,9 @@ from mptrain.optimizer.freezing import freeze
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.sync_batchnorm import convert_sync_batchnorm
 from mptrain.precision.apply import cast_model, clamp_to_range, describe_clamped, input_dtype
+from mptrain.run.build.parallelism import is_sharded_by, require_same_weights
+from mptrain.run.build.refusals import require_copies
+from mptrain.run.build.workload import require_facts
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.system.errors import CheckpointError, ConfigError, instance, out_of_memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mptrain.build.workload import require_known_learners
 from mptrain.config.schedules import build_schedule
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target
@@ -16,6 +15,7 @@ from mptrain.optimizer.rules import ParameterOptions, Rule
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.optimizer.weights import Weights
 from mptrain.parallel.strategy import ParallelStrategy
+from mptrain.run.build.workload import require_known_learners
 from mptrain.scaler import Scaler
 from mptrain.schedule.plateau import Plateau, RateReduction
 from mptrain.schedule.rate_table import rate_table

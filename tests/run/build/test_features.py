@@ -59,7 +59,7 @@ def test_the_score_stands_in_an_evaluation_is_the_same_each_time_and_the_network
 
 
 def test_train_makes_a_classifier_of_the_same_data_when_it_is_first_used(monkeypatch):
-    from mptrain.build import workload as build_workload
+    from mptrain.run.build import workload as build_workload
 
     asked = []
 
@@ -81,7 +81,7 @@ def test_a_run_that_does_not_say_how_pictures_become_inputs_is_refused(trained, 
     paths = trained.storage.paths
     card = json.loads(paths.data.read_text())
     for broken in ("", json.dumps({**card, "preparation": {}}), json.dumps({"name": "text"})):
-        monkeypatch.setattr("mptrain.build.workload.read_text", _reading(paths.data, broken))
+        monkeypatch.setattr("mptrain.run.build.workload.read_text", _reading(paths.data, broken))
         with pytest.raises(ConfigError, match=r"data\.json"):
             parts_of(*PAIR, f"task.classifier={paths.root}")
         monkeypatch.undo()
@@ -106,7 +106,7 @@ def test_a_task_without_features_knows_no_classifier():
 
 
 def test_data_without_classes_cannot_train_a_classifier():
-    from mptrain.build.workload import build_features
+    from mptrain.run.build.workload import build_features
 
     class Nameless:
         name = "nameless"

@@ -9,11 +9,11 @@ import torch
 from small_runs import TINY, parts_of
 from torch import nn
 
-from mptrain.build.learners import _parameters, build_learners
-from mptrain.build.refusals import require_copies
 from mptrain.config.compose import compose
 from mptrain.precision.apply import autocast, set_matmul_precision
 from mptrain.precision.upcast import products
+from mptrain.run.build.learners import _parameters, build_learners
+from mptrain.run.build.refusals import require_copies
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.task import Objective
 

@@ -74,7 +74,7 @@ def test_a_wrong_word_about_a_learner_is_named(words, message, hint):
 
 
 def test_a_learner_that_the_task_has_not_is_refused_before_anything_is_built():
-    from mptrain.build.parts import build
+    from mptrain.run.build.parts import build
 
     with pytest.raises(ConfigError, match=r"learners.critic: the task has no such learner") as caught:
         build(compose(["model=mlp", "learners.critic.optimizer.lr=0.5"]))

@@ -7,28 +7,6 @@ import os
 
 import torch
 
-from mptrain.build.learners import build_learners
-from mptrain.build.model import draw_model, place_model
-from mptrain.build.parallelism import (
-    apply_parallel_strategy,
-    check_parallelism,
-    device_of,
-    is_sharded_by,
-    require_own_devices,
-    warnings_about_parallelism,
-)
-from mptrain.build.refusals import (
-    refuse_hooks_in_compiled,
-    refuse_single_samples,
-    require_still_shared,
-    sharing_memory,
-)
-from mptrain.build.workload import (
-    build_dataset,
-    build_task,
-    describe_statistics,
-    describe_untold,
-)
 from mptrain.config.schedules import schedule_notes
 from mptrain.config.schema import Config
 from mptrain.engine.buffer_guard import BufferGuard
@@ -42,6 +20,28 @@ from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import autocast, set_matmul_precision
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, uses_upcast
+from mptrain.run.build.learners import build_learners
+from mptrain.run.build.model import draw_model, place_model
+from mptrain.run.build.parallelism import (
+    apply_parallel_strategy,
+    check_parallelism,
+    device_of,
+    is_sharded_by,
+    require_own_devices,
+    warnings_about_parallelism,
+)
+from mptrain.run.build.refusals import (
+    refuse_hooks_in_compiled,
+    refuse_single_samples,
+    require_still_shared,
+    sharing_memory,
+)
+from mptrain.run.build.workload import (
+    build_dataset,
+    build_task,
+    describe_statistics,
+    describe_untold,
+)
 from mptrain.system.device import capabilities, untried, use
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.random_state import seed_everything
