@@ -47,6 +47,7 @@ READING_FUNCTIONS = {
     ("updater.py", "load_state_dict"): "once, after a restart",
     ("torch_updater.py", "_read"): "the one read of a step that the header tells of",
     ("torch_updater.py", "__init__"): "asks for properties of optimizers",
+    ("torch_updater.py", "checked"): "of the first updates alone, which may come from any optimizer",
     ("torch_updater.py", "describe"): "counts parameters, before the first step",
     ("torch_updater.py", "load_state_dict"): "once, after a restart",
 }

@@ -15,7 +15,6 @@ from mptrain.config.targets import Target
 from mptrain.engine.loop import Loop
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.run_storage import NoStorage, Storage
-from mptrain.logger import Logger, NoLogger, TrackedRun, TrackerProcess
 from mptrain.parallel.communicator import Communicator
 from mptrain.precision.support import Support, require_support
 from mptrain.run.build.parts import build
@@ -23,6 +22,7 @@ from mptrain.run.consistency import Change, changed_training_data, digests_of, t
 from mptrain.run.describe import describe, group_members
 from mptrain.run.failure_report import explain_error, failure_status
 from mptrain.run.same_ranks import require_same_ranks
+from mptrain.run.tracking import track
 from mptrain.runlog import RecordWriter, RunDirectory, RunState, truncate_records, write_atomically, write_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.run_paths import RunPaths
@@ -270,36 +270,3 @@ def _record_end(error: BaseException, directory: RunDirectory, state: RunState, 
     with contextlib.suppress(StorageError):
         hint = error.hint if isinstance(error, MptrainError) else ""
         directory.write_state(state.end(*failure_status(error, directory), to_step, hint))
-
-
-def require_logger(config: Config) -> None:
-    """Check that the experiment tracker of a run can be used. Call it before anything is written.
-
-    Raise ConfigError if the tracker's package is missing, or the object is not a tracker of mptrain.
-    """
-    logger = config.logger.build()
-    if not (hasattr(logger, "require") and hasattr(logger, "open")) and not isinstance(logger, NoLogger):
-        raise ConfigError(
-            f"{config.logger.path} is not a tracker of mptrain: it has no require() or no open()",
-            "choose one of mptrain list logger",
-        )
-    try:
-        logger.require()
-    except MptrainError:
-        raise
-    except Exception as error:  # a user's tracker may raise anything
-        raise ConfigError(f"{config.logger.path} cannot be used: {type(error).__name__}: {error}") from error
-
-
-def track(config: Config, directory: RunDirectory, name: str, from_step: int, others: Sequence[Sink]) -> list[Sink]:
-    """Start the experiment tracker of a run in its own process, and return the sink that passes records to it.
-
-    The result is a list with the sink; empty if the run has no tracker. ``from_step`` is the number of training steps
-    attempted before this start or resume. The sinks ``others`` receive a warning if the tracker fails.
-    """
-    logger: Logger | NoLogger = config.logger.build()
-    if isinstance(logger, NoLogger):
-        return []
-    paths = directory.paths
-    run = TrackedRun(name, paths.root.absolute(), paths.samples.absolute(), config.tree, from_step)
-    return [TrackerProcess(logger, run, paths.logger_log, Fanout(others))]

@@ -17,7 +17,7 @@ from mptrain.engine.snapshot import require_fit, require_same_schema
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, torchrun_command
-from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, min_micro_batches, require_logger, train_run
+from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, min_micro_batches, train_run
 from mptrain.run.build.parallelism import check_parallelism
 from mptrain.run.build.parts import build
 from mptrain.run.consistency import (
@@ -28,6 +28,7 @@ from mptrain.run.consistency import (
     written_config,
 )
 from mptrain.run.same_ranks import require_same_ranks
+from mptrain.run.tracking import require_logger
 from mptrain.runlog import RunDirectory, RunState, find_run, read_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.manifest import manifest_name

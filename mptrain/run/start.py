@@ -9,11 +9,12 @@ from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, run_before_restart
 from mptrain.precision.support import require_support
-from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, require_logger, train_run
+from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, train_run
 from mptrain.run.build.parallelism import check_parallelism, device_of
 from mptrain.run.build.parts import build
 from mptrain.run.resume import continue_run
 from mptrain.run.same_ranks import require_same_ranks
+from mptrain.run.tracking import require_logger
 from mptrain.runlog import RunDirectory, create_run, existing_run, open_run
 from mptrain.system.errors import EXIT_BUG, EXIT_PREEMPTED, ConfigError, MptrainError, StorageError
 from mptrain.system.torch_settings import settings_restored

@@ -154,12 +154,12 @@ def test_a_command_keeps_options_and_words(shadows):
 #: Files that may start programs, and by what. Only ``system/interpreter.py`` puts together a command that runs Python.
 _STARTERS = {
     "system/interpreter.py": {"sys.executable"},
-    "cli/doctor.py": {"sys.executable"},  # prints it
+    "lab/commands/doctor.py": {"sys.executable"},  # prints it
     "logger/tracker_process.py": {"subprocess"},
-    "sweep/slurm_executor.py": {"subprocess"},
+    "study/sweep/slurm_executor.py": {"subprocess"},
     "system/environment.py": {"subprocess"},  # git
-    "sweep/processes.py": {"multiprocessing"},
-    "sweep/local_executor.py": {"multiprocessing"},  # pipes
+    "study/sweep/processes.py": {"multiprocessing"},
+    "study/sweep/local_executor.py": {"multiprocessing"},  # pipes
 }
 _CALLS = {"system", "popen", "posix_spawn", "posix_spawnp", "fork_exec"}
 

@@ -23,7 +23,7 @@ from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse
 from mptrain.config.schema import Config
 from mptrain.config.targets import parameters
-from mptrain.run.attempt import require_logger
+from mptrain.run.tracking import require_logger
 from mptrain.study.sweep.executor import Program
 from mptrain.study.sweep.processes import run_in_fork, warm_up
 from mptrain.study.sweep.worker import one_line
