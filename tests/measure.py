@@ -1,6 +1,6 @@
 """Measures of the size and structure of the code, as a table.
 
-python -m tests.measure          # code and docstring lines, files, rooms, circles, the lines of a step; of the tests too
+python -m tests.measure          # size, packages and their imports, small files, words of a dialect, the lines of a step
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import ast
 import io
 import token
 import tokenize
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grimp
@@ -18,6 +19,13 @@ from benchmarks.step_trace import USUAL, traced_step
 
 ROOT = Path(__file__).resolve().parents[1]
 _LAYOUT = (token.NEWLINE, token.NL, token.COMMENT, token.INDENT, token.DEDENT, token.ENDMARKER)
+
+
+#: Code lines below which a file is small.
+SMALL = 60
+
+#: Names that say nothing of what they hold.
+DIALECT = ("one", "found", "place", "said", "told")
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
@@ -54,6 +62,40 @@ def circles(package: str) -> Iterator[list[str]]:
             yield group
 
 
+def arrows(package: str) -> set[tuple[str, str]]:
+    """Return the pairs of packages of which the first imports the second, for types too."""
+    graph = grimp.build_graph(package, cache_dir=None)
+    tops = {module: ".".join(module.split(".")[:2]) for module in graph.modules}
+    return {
+        (tops[module], tops[other])
+        for module in graph.modules
+        for other in graph.find_modules_directly_imported_by(module)
+        if tops[module] != tops[other]
+    }
+
+
+def names(files: Iterable[Path]) -> Counter[str]:
+    """Count the names of variables, arguments and attributes in the syntax trees of files."""
+    counted: Counter[str] = Counter()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = getattr(node, "id", None) or getattr(node, "arg", None) or getattr(node, "attr", None)
+            counted.update([name] if isinstance(name, str) else [])
+    return counted
+
+
+def import_lines(file: Path) -> int:
+    """Return the number of lines of import statements, wherever they stand."""
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in imports)
+
+
+def is_extension_point(file: Path) -> bool:
+    """Return whether a file is one of those that hold one part each: a scaler, a schedule, a model, a data set, a tracker."""
+    return file.parent.name in ("models", "datasets", "scaler", "schedule", "logger")
+
+
 def main() -> None:
     """Print the table."""
     files = sorted((ROOT / "mptrain").rglob("*.py"))
@@ -65,19 +107,32 @@ def main() -> None:
     ]
     step = traced_step(USUAL)
     found = list(circles("mptrain"))
+    raw = [len(file.read_text(encoding="utf-8").splitlines()) for file in files]
+    small = [
+        file
+        for file, (lines, _) in zip(files, counted, strict=True)
+        if lines < SMALL and file.name != "__init__.py" and not is_extension_point(file)
+    ]
+    words = names(files)
     for name, value in (
         ("lines", f"{sum(len(file.read_text(encoding='utf-8').splitlines()) for file in files):,}"),
         ("code lines", f"{code:,}"),
         ("docstring lines / code lines", f"{docstrings / code:.2f}"),
         ("files", len(files)),
-        ("rooms at the top", len(rooms)),
+        ("code lines per file", f"{code / len(files):.0f}"),
+        ("imports, share of code", f"{sum(map(import_lines, files)) / code:.1%}"),
+        ("longest file, raw lines", max(raw)),
+        (f"files below {SMALL} code lines, but __init__ and extension points", len(small)),
+        ("packages and modules at the top", len(rooms)),
+        ("arrows between packages", len(arrows("mptrain"))),
+        (f"names {', '.join(DIALECT)}", sum(words[word] for word in DIALECT)),
         ("import circles", len(found)),
         ("lines of tests", f"{sum(len(file.read_text(encoding='utf-8').splitlines()) for file in tests):,}"),
         ("a step in fp16_dynamic: files", len(step.lines)),
         ("a step in fp16_dynamic: lines", sum(map(len, step.lines.values()))),
         ("a step in fp16_dynamic: functions", len(step.functions)),
     ):
-        print(f"{name:36}{value:>10}")
+        print(f"{name:66}{value:>10}")
     for group in found:
         print("circle:", ", ".join(group))
 
