@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mptrain.api.calls import in_python
+from mptrain.api.messages import in_python
 from mptrain.numerics.words import elided, number
 from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
@@ -40,7 +40,7 @@ class Run(run_reader.Run):
         Raises:
             MptrainError: There is no usable checkpoint, or the network cannot be built.
         """
-        from mptrain.api.calls import caller_restored
+        from mptrain.api.caller import caller_restored
         from mptrain.config.compose import reload
         from mptrain.engine.snapshot import require_same_schema
         from mptrain.engine.weights_io import load_matching, plain_weights
@@ -81,7 +81,7 @@ class Run(run_reader.Run):
             DataError: An input is unusable.
             MptrainError: The run cannot predict.
         """
-        from mptrain.api.calls import caller_restored
+        from mptrain.api.caller import caller_restored
         from mptrain.run.prediction import predictor
 
         if odd := [word for word in overrides if "=" not in word]:
@@ -112,7 +112,7 @@ class Run(run_reader.Run):
         Raises:
             MptrainError: There is no usable checkpoint, the network cannot be exported, or the file not written.
         """
-        from mptrain.api.calls import caller_restored
+        from mptrain.api.caller import caller_restored
         from mptrain.run.evaluation import export_run
 
         place, file = str(self.paths.root), None if output is None else expanded(output)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mptrain.api.calls import caller_restored, in_python
+from mptrain.api.caller import caller_restored
+from mptrain.api.messages import in_python
 from mptrain.api.run import Run, open_run
 from mptrain.cli.messages import warn
 from mptrain.cli.train import displays

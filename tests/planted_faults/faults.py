@@ -284,7 +284,7 @@ FAULTS = (
     Fault(106, "integrations/histograms.py", "weights that a rate of 0 leaves as they are count as updates that round away",
           "if not moves:", "if False:"),
     # Using what was trained.
-    Fault(107, "api/calls.py", "a run from Python leaves other random numbers behind", "set_random_state(states, device)", "pass"),
+    Fault(107, "api/caller.py", "a run from Python leaves other random numbers behind", "set_random_state(states, device)", "pass"),
     Fault(108, "run/prediction.py", "an unusable input gets the answer of the next one", "{} if error else next(answers)", "next(answers, {})"),
     Fault(109, "study/comparison/logs/curves.py", "values of an attempt that was given up stay in a curve", "numbers[:-1] < later", "later > -1"),
     Fault(110, "run/by_class.py", "rows and columns of the confusion matrix are exchanged", "confusion[true, said]", "confusion[said, true]"),

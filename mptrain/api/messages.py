@@ -1,24 +1,16 @@
-"""Calls from Python: errors in its words (``margin=``, not ``--margin``), and a caller who finds nothing changed."""
+"""Errors of Python functions in the words of Python: ``margin=`` instead of ``--margin``."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-import torch
-
 from mptrain.numerics.words import plain
-from mptrain.system.device import begun
 from mptrain.system.errors import ConfigError, MptrainError
 from mptrain.system.masking import masked
-from mptrain.system.random_state import random_state, set_random_state
 
 _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
@@ -63,26 +55,3 @@ def _in_python(text: str) -> str:
         + command
         + after
     )
-
-
-#: Variables of the environment that a run with ``train.deterministic`` or ``train.compile`` sets.
-_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")
-
-
-@contextlib.contextmanager
-def caller_restored() -> Iterator[None]:
-    """Restore generators of random numbers, filters of warnings, variables and the current folder afterwards."""
-    device = begun() or torch.device("cpu")
-    states, folder = random_state(device), Path.cwd()
-    variables = {name: os.environ.get(name) for name in _VARIABLES}
-    try:
-        with warnings.catch_warnings():
-            yield
-    finally:
-        os.chdir(folder)
-        set_random_state(states, device)
-        for name, value in variables.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
