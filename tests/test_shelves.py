@@ -24,14 +24,14 @@ TINY = ("model=mlp", "dataset.train_samples=64", "train.epochs=1", "run.name=a")
 
 def test_a_shelf_is_named_in_a_string_by_one_module_alone():
     named = re.compile("|".join(rf"{re.escape(package)}\b" for package in PACKAGES))
-    found = {}
+    names_one = {}
     for path in sorted((ROOT / "mptrain").rglob("*.py")):
         inside = ".".join(path.relative_to(ROOT).parts[:2])
         if path.name != "shelves.py" and inside not in PACKAGES:
             nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-            found |= {str(path.relative_to(ROOT)): text for text in texts if named.search(text)}
-    assert found == {}
+            names_one |= {str(path.relative_to(ROOT)): text for text in texts if named.search(text)}
+    assert names_one == {}
 
 
 def test_public_functions_stay_callable_after_every_module_has_been_imported():

@@ -186,8 +186,8 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
     with storage_errors(folder, "read"), os.scandir(folder) if folder.is_dir() else nullcontext(()) as entries:
         kinds = {entry.name: entry.is_symlink() for entry in entries}
     links = sorted(folder / name for name, is_link in kinds.items() if is_link)
-    for place in () if links else (place for place in inside if place.name in kinds):
-        for parent, folders, files in os.walk(place):  # ignores entries that an active run removes meanwhile
+    for subfolder in () if links else (path for path in inside if path.name in kinds):
+        for parent, folders, files in os.walk(subfolder):  # ignores entries that an active run removes meanwhile
             links += [path for name in sorted([*folders, *files]) if (path := Path(parent, name)).is_symlink()]
     if links:
         hint = "replace the link with its target: mptrain reads and writes only inside the folder itself"

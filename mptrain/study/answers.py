@@ -42,13 +42,6 @@ class Report(RunReport):
     """Written report of a folder.
 
     Attributes:
-        folder: The folder, to which paths of compared runs are relative.
-        kind: Kind of the folder; ``runs`` for one that has only the report of several runs.
-        title: Title of the report.
-        status: Status in words.
-        lead: Main result in one or a few sentences.
-        html: Path of the HTML page, and ``markdown`` of the Markdown document.
-        run: Records of a run; null for other folders.
         points: Runs of a sweep, comparison or recipe.
         comparisons: Comparisons by the name of their group in a recipe, which is empty for a single one.
         expectations: Content of a recipe's verdict.json; empty without.

@@ -44,11 +44,12 @@ class Generator(GenerateJsonSchema):
 
 def described(schema, cls):
     """Add the docstring of a class and of its attributes, and require all fields, since all are printed."""
-    text, _, attributes = inspect.getdoc(cls).partition("\n\nAttributes:\n")
-    schema["description"] = re.sub(r"\s+", " ", text)
-    for name, words in re.findall(r"^    (\w+): (.*(?:\n        .*)*)", attributes, re.MULTILINE):
-        if name in schema["properties"]:
-            schema["properties"][name]["description"] = re.sub(r"\s+", " ", words)
+    schema["description"] = re.sub(r"\s+", " ", inspect.getdoc(cls).partition("\n\nAttributes:\n")[0])
+    for base in reversed(cls.__mro__):  # a class that adds fields to another describes these alone
+        attributes = inspect.cleandoc(base.__doc__ or "").partition("\n\nAttributes:\n")[2]
+        for name, words in re.findall(r"^    (\w+): (.*(?:\n        .*)*)", attributes, re.MULTILINE):
+            if name in schema["properties"]:
+                schema["properties"][name]["description"] = re.sub(r"\s+", " ", words)
     schema["required"] = list(schema["properties"])
     return schema
 
