@@ -56,7 +56,7 @@ def end_at_signals() -> Iterator[None]:
     """
 
     def receive(number: int, frame: FrameType | None) -> None:
-        if _imports_or_composes(frame):
+        if imports_or_composes(frame):
             leave_at_once(number)
         if number == signal.SIGINT:
             signal.default_int_handler(number, frame)
@@ -73,7 +73,8 @@ def end_at_signals() -> Iterator[None]:
 _AT_ONCE = "ended at once; nothing was being trained"
 
 
-def _imports_or_composes(frame: FrameType | None) -> bool:
+def imports_or_composes(frame: FrameType | None) -> bool:
+    """Return whether a frame runs within an import or within code of Hydra, where an exception may be swallowed."""
     while frame is not None:
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
         if package in ("hydra", "omegaconf") or frame.f_code.co_filename.startswith("<frozen importlib"):

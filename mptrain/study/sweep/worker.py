@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import TYPE_CHECKING, get_args
 
+from mptrain.engine.interrupt import imports_or_composes
 from mptrain.runlog.atomic_files import require_folder_stays, storage_errors, write_atomically
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.run_paths import RunPaths
@@ -129,8 +130,16 @@ def run_submitted_job(submission: SubmittedJob) -> None:
     Raises:
         SystemExit: The job was queued again; submitit must not record it as finished.
     """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if imports_or_composes(frame):  # libraries swallow exceptions there, and the job would train on
+            _finish(submission, _before_training(name))
+            os._exit(EXIT_PREEMPTED)
+        raise _Stopped(name)
+
     for number in (TIME_IS_UP, signal.SIGTERM):  # until the run installs its own handlers, instead of submitit's
-        signal.signal(number, _stop)
+        signal.signal(number, stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (TIME_IS_UP, signal.SIGTERM))
     job, program = submission.job, submission.program
     print_to(job.log)
@@ -142,9 +151,13 @@ def run_submitted_job(submission: SubmittedJob) -> None:
         composer = Composer(submission.config_dirs, submission.config_name, submission.typed)
         return program, composer.compose(job.words)
 
-    ended = _train(prepare, job.log, program.report, Fanout(()))  # the run directory has the records
+    _finish(submission, _train(prepare, job.log, program.report, Fanout(())))  # the run directory has the records
+
+
+def _finish(submission: SubmittedJob, ended: JobOutcome) -> None:
+    """Write the outcome of a submitted job, and queue it again if its time was up and it can go on."""
     again = ended.status == "preempted" and ended.reason.startswith(TIME_IS_UP.name)
-    if again and not _got_on(job.run):
+    if again and not _got_on(submission.job.run):
         reason = "no step was completed within the time limit: raise timeout_min"
         again, ended = False, JobOutcome("preempted", EXIT_PREEMPTED, reason)
     if again:
@@ -228,7 +241,7 @@ def _train(
                 torch.set_num_threads(min(threads, torch.get_num_threads()))
             program.train(config, sink)
     except _Stopped as error:
-        return stopped(False, f"{error}: stopped before training started")
+        return _before_training(str(error))
     except Preempted as error:
         report(error)
         return stopped(error.exit_code == EXIT_INTERRUPTED, one_line(error), error.exit_code)
@@ -250,8 +263,8 @@ class _Stopped(BaseException):
     """Stop signal that arrives before the run handles signals itself; not caught by ``except Exception``."""
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Stopped(signal.Signals(number).name)
+def _before_training(name: str) -> JobOutcome:
+    return stopped(False, f"{name}: stopped before training started")
 
 
 def _got_on(run: Path) -> bool:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -32,3 +37,37 @@ def test_threads_that_cannot_be_set_are_reported_as_the_program_reports(tmp_path
     program = Program(train=lambda config, sink: None, report=lambda error: 21)
     ended = worker._train(lambda: (program, None), tmp_path / "log", lambda error: 1, None, threads=1)
     assert (ended.status, ended.code, ended.reason) == ("failed", 21, "no threads")
+
+
+IMPORTS = """
+import os, pathlib, signal, sys, jobs_that_end as jobs
+from mptrain.study.sweep.executor import JobSpec
+from mptrain.study.sweep.worker import SubmittedJob, run_submitted_job
+class Swallows:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mptrain.config.compose":
+            sys.meta_path.remove(self)
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException:
+                pass
+sys.modules.pop("mptrain.config.compose", None)
+sys.meta_path.insert(0, Swallows())
+folder = pathlib.Path(sys.argv[1])
+job = JobSpec(0, ("seed=0", f"run.root={folder}", "run.name=r"), folder / "r", folder / "log")
+run_submitted_job(SubmittedJob(job, (), "config", None, folder / "result", jobs.program(jobs.finish_at_once)))
+"""
+
+
+@pytest.mark.process
+def test_a_stop_while_a_submitted_job_imports_is_not_swallowed(tmp_path):
+    tests = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORTS, tmp_path],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])},
+    )
+    assert ended.returncode == 75
+    found = worker.read_result(tmp_path / "result")
+    assert (found.status, found.reason) == ("preempted", "SIGTERM: stopped before training started")
+    assert not (tmp_path / "r").exists()
