@@ -24,11 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mptrain.config.compose import compose
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
-from mptrain.engine.ring import Ring
+from mptrain.engine.ring import Ring, stack
 from mptrain.engine.step_runner import StepRunner
-from mptrain.engine.step_values import stack
 from mptrain.precision import apply
-from mptrain.precision.keep_fp32 import cast_floating
+from mptrain.precision.apply import cast_floating
 from mptrain.precision.upcast import EagerMode, products
 from mptrain.run.build.learners import build_learners
 from mptrain.run.build.parts import build

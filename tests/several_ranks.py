@@ -19,10 +19,10 @@ from mptrain.config.compose import compose
 from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fingerprints import digest_of_weights
 from mptrain.engine.loop import Loop
-from mptrain.engine.run_storage import NoStorage
-from mptrain.numerics.shards import whole
+from mptrain.engine.telemetry import NoStorage
+from mptrain.numerics.tensors import whole
 from mptrain.parallel.launch import launch_ranks
-from mptrain.parallel.options import DistributedOptions
+from mptrain.parallel.torchrun import DistributedOptions
 from mptrain.run.build.parts import build
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.records import EvalRecord, StepRecord

@@ -16,7 +16,7 @@ import pytest
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
-from mptrain.engine.run_storage import Storage
+from mptrain.engine.telemetry import Storage
 from mptrain.run.build.parts import build
 from mptrain.runlog import RecordWriter, create_run, truncate_records
 from mptrain.runlog.checkpoints import CheckpointStore

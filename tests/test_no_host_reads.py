@@ -16,17 +16,19 @@ PACKAGE = Path(__file__).parents[1] / "mptrain"
 READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero"})
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
-    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "step_values", "buffer_guard", "ring")),
+    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "buffer_guard", "ring")),
     *sorted((PACKAGE / "numerics").glob("*.py")),
     *sorted((PACKAGE / "scaler").glob("*.py")),
-    *(PACKAGE / "optimizer" / f"{name}.py" for name in ("weights", "updater", "torch_updater", "rules")),
+    *(PACKAGE / "optimizer" / f"{name}.py" for name in ("weights", "updater", "rules")),
     PACKAGE / "schedule" / "rate_table.py",
     PACKAGE / "parallel" / "strategy.py",
     PACKAGE / "parallel" / "sync_batchnorm.py",
 ]
 #: Functions that may read, and why: by file and name.
 READING_FUNCTIONS = {
-    ("step_values.py", "unstack"): "its block is in host memory already, or the device lets nobody copy beside it",
+    ("ring.py", "unstack"): "its block is in host memory already, or the device lets nobody copy beside it",
+    ("strategy.py", "shard"): "lists modules, once",
+    ("strategy.py", "composite_members"): "likewise",
     ("strategy.py", "reduce_measure"): "counts elements, which shapes say",
     ("ring.py", "arrived"): "asks whether a list is empty",
     ("base.py", "resume"): "once, after a restart",
@@ -42,14 +44,14 @@ READING_FUNCTIONS = {
     ("overflow_check.py", "square"): "of a part of it",
     ("overflow_check.py", "memory_order"): "asks for strides",
     ("overflow_check.py", "__init__"): "sums shapes up",
-    ("exponent_counts.py", "read_counts"): "its numbers are on the host already",
+    ("tensors.py", "read_counts"): "its numbers are on the host already",
     ("dynamic.py", "_grows_at"): "where the host has judged, in a CPU's memory",
+    ("weights.py", "follow"): "where the host has judged, in a CPU's memory",
+    ("updater.py", "_read"): "the one read of a step that the header tells of",
+    ("updater.py", "__init__"): "asks for properties of optimizers",
+    ("updater.py", "checked"): "of the first updates alone, which may come from any optimizer",
+    ("updater.py", "describe"): "counts parameters, before the first step",
     ("updater.py", "load_state_dict"): "once, after a restart",
-    ("torch_updater.py", "_read"): "the one read of a step that the header tells of",
-    ("torch_updater.py", "__init__"): "asks for properties of optimizers",
-    ("torch_updater.py", "checked"): "of the first updates alone, which may come from any optimizer",
-    ("torch_updater.py", "describe"): "counts parameters, before the first step",
-    ("torch_updater.py", "load_state_dict"): "once, after a restart",
 }
 #: Files that hold plain numbers alone.
 WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "overflow_limits.py", "words.py"})

@@ -18,7 +18,7 @@ from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import Estimate, Times, take_turns, timed
-from mptrain.engine.cuda_graphs import host_waits
+from mptrain.engine.step_runner import host_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

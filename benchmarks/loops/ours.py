@@ -11,7 +11,7 @@ from benchmarks.loops.base import ByHand, Mode, Work, batches, cast_inputs
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse_run
-from mptrain.engine.run_storage import Storage
+from mptrain.engine.telemetry import Storage
 from mptrain.precision.apply import input_dtype
 from mptrain.run.build.parts import build
 from mptrain.runlog import RecordWriter, create_run

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mptrain.system.device import begun
-from mptrain.system.random_state import random_state, set_random_state
+from mptrain.system.process_state import random_state, set_random_state
 
 #: Variables of the environment that a run with ``train.deterministic`` or ``train.compile`` sets.
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")

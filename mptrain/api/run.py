@@ -42,7 +42,7 @@ class Run(run_reader.Run):
         """
         from mptrain.api.caller import caller_restored
         from mptrain.config.compose import reload
-        from mptrain.engine.snapshot import require_same_schema
+        from mptrain.engine.checkpointing import require_same_schema
         from mptrain.engine.weights_io import load_matching, plain_weights
         from mptrain.run.build.new_inputs import saved_facts
         from mptrain.runlog.checkpoints import CheckpointStore

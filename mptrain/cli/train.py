@@ -16,7 +16,7 @@ from mptrain.cli.messages import print_rows, say, supports_colour, warn
 from mptrain.config.trust import allow_argument, allowed_packages, search_path
 from mptrain.numerics import words
 from mptrain.parallel.torchrun import torchrun_command
-from mptrain.precision.alignment import unaligned_in_words
+from mptrain.precision.support import unaligned_in_words
 from mptrain.run.attempt import Outcome, RunInfo
 from mptrain.run.describe import describe_parts
 from mptrain.run.evaluation import Evaluation, evaluate_run

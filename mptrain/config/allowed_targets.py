@@ -30,7 +30,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "schedule": ("mptrain.schedule.*", "torch.optim.lr_scheduler.*", "timm.scheduler.*"),
     "scaler": ("mptrain.scaler.*",),
     "logger": tuple(f"mptrain.logger.{name}" for name in _TRACKERS),
-    "diagnostics": ("mptrain.probe.probe.*", "mptrain.probe.histograms.*"),
+    "diagnostics": ("mptrain.probe.histograms.*", "mptrain.probe.histograms.*"),
 }
 #: First names of these packages.
 NOT_OF_USERS = {pattern.partition(".")[0] for patterns in PACKAGES.values() for pattern in patterns}

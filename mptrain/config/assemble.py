@@ -226,7 +226,7 @@ def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
 
 
 #: Groups that the top-level file may omit, and the targets used then.
-_LEFT_OUT = {"logger": "mptrain.logger.NoLogger", "diagnostics": "mptrain.probe.probe.NoProbe"}
+_LEFT_OUT = {"logger": "mptrain.logger.NoLogger", "diagnostics": "mptrain.probe.histograms.NoProbe"}
 
 
 def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]) -> dict[str, Target]:

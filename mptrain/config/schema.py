@@ -16,7 +16,7 @@ from pydantic import StringConstraints
 
 from mptrain.config.targets import Target
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
-from mptrain.parallel.options import DistributedOptions
+from mptrain.parallel.torchrun import DistributedOptions
 from mptrain.precision.policy import Policy
 from mptrain.runlog.run_paths import check_run_name
 from mptrain.system.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import override
 
-from mptrain.engine.termination import SAME_MODULES
+from mptrain.engine.failure_diagnosis import SAME_MODULES
 from mptrain.system.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 
 from mptrain.engine.private_state import PrivateState, kind_of, repeats
 from mptrain.numerics.overflow_check import flat, memory_order
-from mptrain.numerics.shards import is_sharded
+from mptrain.numerics.tensors import is_sharded
 from mptrain.numerics.words import listed
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import foreach_copy_, storage_key

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.numerics.shards import as_part_of, is_sharded, part
+from mptrain.numerics.tensors import as_part_of, is_sharded, part
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.system.errors import ConfigError, did_you_mean
 from mptrain.system.records import EventRecord

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.numerics.rounding import saturated
+from mptrain.numerics.tensors import saturated
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import input_dtype
 from mptrain.system.device import capabilities, current_stream, event_now, new_stream, on_stream
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
     from mptrain.engine.step import Learner, Plan
     from mptrain.precision.policy import Policy
-    from mptrain.probe.probe import Probe
+    from mptrain.probe.histograms import Probe
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.dataset import Dataset
     from mptrain.workloads.base.loader import Loader
@@ -209,7 +209,7 @@ class Progress:
         last: Metrics of the last evaluation, by split; ``intervals`` are their 95 % confidence intervals, if requested.
         evaluated_at: Number of attempted steps at the last validation; -1 before the first.
         waited: Part of ``seconds`` spent waiting for data.
-        steady_seconds: Part of ``seconds`` after the warm-up of each attempt (`mptrain.engine.clock.WARM_UP`).
+        steady_seconds: Part of ``seconds`` after the warm-up of each attempt (`mptrain.engine.resources.WARM_UP`).
         joules: Energy of the device in training steps; None before the first, NaN if not reported.
     """
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mptrain.numerics.shards import is_sharded
+from mptrain.numerics.tensors import is_sharded
 
 
 class PrivateState:

@@ -14,23 +14,22 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from mptrain.engine.memory import memory_by_use, saved_bytes
+from mptrain.engine.failure_diagnosis import SAME_MODULES
 from mptrain.engine.private_state import is_of_torch
+from mptrain.engine.resources import memory_by_use, saved_bytes
 from mptrain.engine.step import accumulate_gradients
-from mptrain.engine.termination import SAME_MODULES
 from mptrain.numerics.overflow_check import judge
-from mptrain.numerics.shards import is_sharded, part, part_for
+from mptrain.numerics.tensors import is_sharded, part, part_for
 from mptrain.numerics.words import listed
 from mptrain.parallel.strategy import SingleProcessStrategy
 from mptrain.precision.apply import input_dtype
-from mptrain.precision.census import OperatorCensus
-from mptrain.precision.check import check_step
+from mptrain.precision.census import OperatorCensus, check_step
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.runlog.checkpoint_data import check_plain
 from mptrain.scaler.base import with_scale
 from mptrain.system.device import capabilities, widest
 from mptrain.system.errors import ConfigError, EnvironmentRefused, FirstBatchError, kernel_refusal, out_of_memory
-from mptrain.system.random_state import other_random_numbers, random_state, set_random_state
+from mptrain.system.process_state import other_random_numbers, random_state, set_random_state
 from mptrain.system.records import EventRecord
 from mptrain.system.torch_private import disable_current_modes, has_gradient_hooks, leaves, storage_key
 

@@ -1,4 +1,4 @@
-"""Buffer of the values of recent training steps (loss, scale, norms) on the device, copied to the host in blocks.
+"""Values of recent training steps (loss, scale, norms) and their buffer on the device, copied to the host in blocks.
 
 Recording a step keeps references to its device values and launches no kernel. A full ring becomes one block of float64
 (float32 on a device without FP64), which holds FP32 values exactly. The block is copied to the host asynchronously
@@ -7,10 +7,70 @@ while the next steps are recorded; only a reader that needs the values at once w
 
 from __future__ import annotations
 
-import torch
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from mptrain.engine.step_values import HostValues, StepValues, stack, unstack
+import torch
+from torch import Tensor
+
 from mptrain.system.device import capabilities, event_now, widest
+
+
+class StepValues(NamedTuple):
+    """Values of one attempted training step on the device; none of the tensors is changed in place afterwards.
+
+    ``loss`` is the unscaled loss, a float32 scalar. All others but ``norms`` have shape (1,), in float32 or, as the L2
+    norm ``grad_norm`` of all unscaled gradients before clipping, in the dtype of the verdict. ``skip`` is 1 if the
+    update was skipped, else 0. ``norms`` are those of `Verdict.norms`, shape (P,).
+    """
+
+    loss: Tensor
+    loss_scale: Tensor
+    lr: Tensor
+    next_scale: Tensor
+    grad_norm: Tensor
+    skip: Tensor
+    norms: Tensor
+
+    @classmethod
+    def of(cls, packed: Tensor) -> StepValues:
+        """Return the values of a tensor of `stack` of one step, as views in its dtype."""
+        width = len(cls._fields) - 1
+        return cls._make([packed[0], *(packed[at : at + 1] for at in range(1, width)), packed[width:]])
+
+
+class HostValues(NamedTuple):
+    """The same values on the host; ``norms`` is empty without an overflow, and -1 stands for no gradient."""
+
+    loss: float
+    loss_scale: float
+    lr: float
+    next_scale: float
+    grad_norm: float
+    skip: float
+    norms: list[float]
+
+    @property
+    def overflow(self) -> bool:
+        """True if a gradient was not finite."""
+        return not math.isfinite(self.grad_norm)
+
+
+def stack(steps: Sequence[StepValues]) -> Tensor:
+    """Return the values of N steps as one tensor, field after field, in the dtype of the norms."""
+    *scalars, norms = zip(*steps, strict=True)
+    columns = [torch.hstack(column).to(norms[0].dtype) for column in scalars]
+    return torch.cat([*columns, *norms])
+
+
+def unstack(block: Tensor, count: int) -> list[HostValues]:
+    """Return the values of ``count`` steps from a tensor of `stack`; waits for the device if it is there."""
+    block, width = block.cpu(), len(StepValues._fields) - 1
+    columns = block[: width * count].view(width, count).tolist()
+    norms = block[width * count :].view(count, -1)
+    steps = [HostValues._make((*scalars, [])) for scalars in zip(*columns, strict=True)]
+    return [one._replace(norms=norms[at].tolist()) if one.overflow else one for at, one in enumerate(steps)]
 
 
 class Ring:

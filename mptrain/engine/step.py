@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.engine.step_values import StepValues
+from mptrain.engine.ring import StepValues
 from mptrain.parallel.strategy import SingleProcessStrategy
 from mptrain.scaler.base import with_scale
 from mptrain.system.errors import ConfigError
@@ -27,11 +27,10 @@ from mptrain.system.torch_private import run_backward
 if TYPE_CHECKING:
     from mptrain.engine.buffer_guard import BufferGuard
     from mptrain.numerics.overflow_check import Verdict
-    from mptrain.optimizer.average import WeightAverage
-    from mptrain.optimizer.weights import Weights
+    from mptrain.optimizer.weights import WeightAverage, Weights
     from mptrain.parallel.strategy import ParallelStrategy
     from mptrain.precision.upcast import Products
-    from mptrain.probe.probe import Watch
+    from mptrain.probe.histograms import Watch
     from mptrain.scaler.base import Scaler, ScalerState
     from mptrain.schedule.plateau import RateReduction
     from mptrain.workloads.base.batch import Batch

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mptrain.engine.clock import Clock
-from mptrain.engine.memory import memory_now
+from mptrain.engine.interrupt import Watchdog
+from mptrain.engine.resources import Clock, memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
-from mptrain.engine.watchdog import Watchdog
 from mptrain.numerics.words import listed
-from mptrain.runlog.sink import Fanout, Sink
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.record_writer import RecordWriter
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.saver import NoSaver, Saver
+from mptrain.runlog.sink import Fanout, NoRecords, Sink
 from mptrain.system.records import EventRecord, ProgressRecord, Record, StepRecord
 from mptrain.workloads.base.faulty_samples import describe
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts, Progress
-    from mptrain.engine.run_storage import NoStorage, Storage
 
 
 class Telemetry:
@@ -164,3 +167,30 @@ class EpochTotals:
 
     def close(self) -> None:
         """Do nothing, because no record is held back."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Storage of a run on rank 0, which writes its records and checkpoints, with the configuration's digest."""
+
+    paths: RunPaths
+    writer: RecordWriter
+    store: CheckpointStore
+    config_digest: str
+
+    def saver(self, *, async_save: bool) -> Saver:
+        """Return the saver of checkpoints, which also flushes the records that they refer to."""
+        return Saver(self.store, self.writer, async_save=async_save)
+
+
+@dataclass(frozen=True)
+class NoStorage:
+    """Storage of a run on ranks other than 0, which writes no records and no checkpoint of its own."""
+
+    paths: RunPaths
+    writer: NoRecords = field(default_factory=NoRecords)
+    config_digest: str = ""
+
+    def saver(self, *, async_save: bool) -> NoSaver:
+        """Return a saver that writes only this rank's shards of tensors; ``async_save`` has no effect."""
+        return NoSaver(self.paths.checkpoints)

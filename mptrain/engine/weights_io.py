@@ -12,11 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mptrain.numerics.rounding import saturated
+from mptrain.numerics.tensors import saturated
 from mptrain.numerics.words import listed
 from mptrain.runlog.checkpoint_data import NotPlain, load_plain
 from mptrain.system.errors import CheckpointError, UsageError
-from mptrain.system.extras import load_extra
+from mptrain.system.machine import load_extra
 from mptrain.system.torch_private import EXTRA_STATE
 
 #: Keys under which programs store a state dict in a larger file, and name prefixes that wrappers add.

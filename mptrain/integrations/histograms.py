@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.probe.histograms import HistogramWatch, is_looked_at
-from mptrain.probe.names import without_wrappers
+from mptrain.probe.module_trail import without_wrappers
 from mptrain.system.records import HistogramRecord, TensorKind
 from mptrain.system.torch_private import computes_now
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.engine.step_values import StepValues
+from mptrain.engine.ring import StepValues
 from mptrain.integrations.histograms import UpdateHistograms
 from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite
 from mptrain.integrations.updates import Facts, Rates, UpdateLog

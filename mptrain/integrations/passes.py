@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.integrations.torch_calls import running_pass, take_losses
-from mptrain.numerics.exponent_counts import as_real
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
-from mptrain.numerics.shards import is_first_copy, is_sharded, part
+from mptrain.numerics.tensors import as_real, is_first_copy, is_sharded, part
 from mptrain.system.device import widest
 from mptrain.system.errors import ConfigError, UsageError
 from mptrain.system.torch_private import (

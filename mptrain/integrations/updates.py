@@ -16,11 +16,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.engine.options import LogOptions
-from mptrain.engine.ring import Ring
+from mptrain.engine.ring import HostValues, Ring, StepValues
 from mptrain.engine.step_log import LearnerLog, StepLog
-from mptrain.engine.step_values import HostValues, StepValues
 from mptrain.integrations.passes import rank, warn
-from mptrain.probe.overflow_attribution import boundary, nonfinite_parameters
+from mptrain.probe.observer import boundary, nonfinite_parameters
 from mptrain.system.records import EventRecord, ScaleRecord, nonfinite_kind
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from mptrain.integrations.passes import rank, warn, world_size
 from mptrain.integrations.run_files import RecordFiles, RunFiles, WatchedLoop, rank_files
 from mptrain.integrations.torch_calls import Listener, listen, watch_losses
 from mptrain.integrations.updates import UpdateLog
-from mptrain.numerics.shards import is_sharded
-from mptrain.probe.names import Models, named_models, parameter_names, unwrapped
+from mptrain.numerics.tensors import is_sharded
+from mptrain.probe.module_trail import Models, named_models, parameter_names, unwrapped
 from mptrain.runlog.sink import Fanout
 from mptrain.system.errors import StorageError, UsageError
 from mptrain.system.records import (

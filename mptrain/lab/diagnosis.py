@@ -15,10 +15,10 @@ from typing import Any, TypeAlias, TypeVar
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads, command_with, is_allow_override
+from mptrain.engine.checkpointing import require_same_labels, require_same_schema
 from mptrain.engine.failure_diagnosis import FAR
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.rehearsal import rehearse
-from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.lab.diagnosis_case import with_fp32_values, with_overrides
 from mptrain.lab.examine_step import LocatedStep, RecordedStep, examine, with_cause
 from mptrain.lab.findings import Finding
@@ -26,7 +26,7 @@ from mptrain.lab.pages.diagnosis_page import write_diagnosis
 from mptrain.lab.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed
-from mptrain.precision.check import PromiseBroken
+from mptrain.precision.census import PromiseBroken
 from mptrain.run.attempt import min_micro_batches
 from mptrain.run.build.parts import build
 from mptrain.runlog import RunDirectory
@@ -39,8 +39,8 @@ from mptrain.runlog.run_reader import Run, read_run
 from mptrain.runlog.strict_json import parse_strict
 from mptrain.system.errors import CheckpointError, ConfigError, EnvironmentRefused, FirstBatchError, StorageError
 from mptrain.system.files import read_text
+from mptrain.system.process_state import settings_restored
 from mptrain.system.records import StepRecord
-from mptrain.system.torch_settings import settings_restored
 from mptrain.workloads.base.batch import Batch
 
 #: Class of a loss scaling rule, and the scale with which it starts.

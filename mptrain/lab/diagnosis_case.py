@@ -23,7 +23,7 @@ from mptrain.lab.findings import Finding, compare_with_fp32, describe_errors, fi
 from mptrain.lab.observations import NEVER_ZERO, underflows
 from mptrain.lab.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.lab.step_replay import SavedStep, observe_step, restore_step
-from mptrain.numerics.rounding import limited
+from mptrain.numerics.tensors import limited
 from mptrain.numerics.words import listed
 from mptrain.precision.apply import input_dtype, set_matmul_precision
 from mptrain.probe.observer import Observation, Operation

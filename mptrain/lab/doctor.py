@@ -33,11 +33,10 @@ from mptrain.lab.observations import CLOSE
 from mptrain.lab.step_accuracy import largest_errors, why_worse
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.numerics.words import listed
-from mptrain.precision.alignment import unaligned_in_words
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.census import dtype_name
 from mptrain.precision.policy import FP32
-from mptrain.precision.support import require_support, resolve_device
+from mptrain.precision.support import require_support, resolve_device, unaligned_in_words
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Operation
 from mptrain.run.build.parts import build

@@ -39,14 +39,14 @@ from mptrain.lab.module_tensors import (
 )
 from mptrain.lab.operator_errors import OperatorError, RoundedOperator
 from mptrain.numerics.formats import Format
-from mptrain.numerics.rounding import saturated
+from mptrain.numerics.tensors import saturated
 from mptrain.precision.apply import DTYPES
 from mptrain.probe.module_trail import LOSS, ModuleTrail
 from mptrain.probe.observer import Observer, Operation
 from mptrain.scaler.static import StaticScaler
 from mptrain.system.device import beside_fp64, capabilities
 from mptrain.system.errors import out_of_memory
-from mptrain.system.random_state import other_random_numbers
+from mptrain.system.process_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Objective
 

@@ -21,8 +21,7 @@ from mptrain.lab.loop_parts import LossFunction, loop_config
 from mptrain.lab.pages.diagnosis_page import NAMES
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed
-from mptrain.probe.module_trail import LOSS
-from mptrain.probe.names import unwrapped
+from mptrain.probe.module_trail import LOSS, unwrapped
 from mptrain.runlog.diagnosis_file import Examination
 from mptrain.system.errors import EXIT_NUMERICS, EXIT_OK
 

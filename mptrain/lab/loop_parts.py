@@ -19,12 +19,11 @@ from typing_extensions import override
 
 from mptrain.config.compose import compose, recompose
 from mptrain.config.schema import Config
-from mptrain.precision.keep_fp32 import cast_floating
-from mptrain.probe.names import unwrapped
+from mptrain.precision.apply import cast_floating
+from mptrain.probe.module_trail import unwrapped
 from mptrain.system.errors import ConfigError, instance
-from mptrain.system.random_state import other_random_numbers
+from mptrain.system.process_state import other_random_numbers, settings_restored
 from mptrain.system.torch_private import disable_current_modes, storage_key, tree_leaves, tree_map
-from mptrain.system.torch_settings import settings_restored
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, IndependentSamples
 from mptrain.workloads.base.faulty_samples import Faults

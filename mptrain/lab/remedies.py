@@ -33,8 +33,7 @@ from mptrain.lab.step_accuracy import why_worse
 from mptrain.lab.step_replay import observe_step
 from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
-from mptrain.precision.apply import input_dtype
-from mptrain.precision.keep_fp32 import kept_modules
+from mptrain.precision.apply import input_dtype, kept_modules
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Observation
 from mptrain.runlog.diagnosis_file import Remedy

@@ -29,8 +29,7 @@ from mptrain.config.schema import Config
 from mptrain.config.trust import command_with, is_allow_override
 from mptrain.lab.pages.replay_page import Replay, ReplayedLearner, ScaleTrajectory
 from mptrain.lab.trace import Basis, Trace, read_traces
-from mptrain.numerics.measures import Measure
-from mptrain.numerics.overflow_check import Verdict
+from mptrain.numerics.overflow_check import Measure, Verdict
 from mptrain.numerics.words import counted
 from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
 from mptrain.report.run_blocks import histogram_words, is_watched, unfinished_note

@@ -18,20 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mptrain.engine.checkpointing import load_carried, load_weights, restore_snapshot, take_snapshot
 from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import untrained_parameters
 from mptrain.engine.ring import Ring
-from mptrain.engine.snapshot import load_carried, load_weights, restore_snapshot, take_snapshot
 from mptrain.engine.step import Learner, accumulate_gradients, train_step
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.probe.module_trail import LOSS, ModuleTrail
-from mptrain.probe.observer import NonfiniteTensor, Observation, Observer, OperatorError, one_line
-from mptrain.probe.overflow_attribution import nonfinite_parameters
+from mptrain.probe.observer import NonfiniteTensor, Observation, Observer, OperatorError, nonfinite_parameters, one_line
 from mptrain.runlog.sink import Fanout
 from mptrain.system.errors import out_of_memory
-from mptrain.system.random_state import random_state, set_random_state
+from mptrain.system.process_state import random_state, set_random_state
 from mptrain.system.torch_private import tree_map
 from mptrain.workloads.base.batch import Batch
 

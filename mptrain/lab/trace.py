@@ -25,7 +25,7 @@ from mptrain.numerics.exponents import (
     sample_at,
     total,
 )
-from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
+from mptrain.numerics.overflow_check import LargestMagnitude, Measure, ShareAbove
 from mptrain.runlog.run_reader import Run
 from mptrain.system.machine import dropping_nothing
 from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord

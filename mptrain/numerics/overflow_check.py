@@ -1,23 +1,28 @@
-"""Overflow check and gradient norms of a step, as device tensors without host synchronisation.
+"""Overflow check, gradient norms and other measurements of a step, as device tensors without host synchronisation.
 
 Gradient norms are computed in FP64. No FP32 gradient can overflow there, so a non-finite norm means a non-finite
 element, and one pass yields the overflow check, the norm for clipping and the offending parameters. An FP32 norm would
 report an overflow for [1e30, 1e30] although both elements are finite. A device without FP64 therefore divides by the
 largest magnitude first (`float32_norm`). There, every float64 result below is float32.
+
+Measurements stay on the device and never synchronise. Only the step of a scaler that requests one has its operators.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from mptrain.numerics.formats import FLOAT32
-from mptrain.system.device import capabilities, widest
+from mptrain.system.device import capabilities, in_widest, widest
 from mptrain.system.torch_private import foreach_copy_, foreach_norm
 
 #: Elements whose squares `float32_norm` adds in one sum.
@@ -302,3 +307,58 @@ def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:
     """
     coefficient = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     return torch.where(grad_norm.isfinite(), coefficient, 1.0)
+
+
+class Measure(Protocol):
+    """Interface of a measurement of a process's gradients: one number that a loss-scaling rule adjusts the scale by."""
+
+    def __call__(self, grads: list[Tensor]) -> Tensor:
+        """Measure the gradients of a step, without synchronising with the host.
+
+        The gradients are those of the overflow check, of any float dtypes and shapes on one device: summed over the
+        micro-batches, scaled and possibly not finite. The result has shape (1,), float64, or float32 on a device
+        without FP64; it is 0 without elements, and on the CPU without tensors.
+        """
+
+    def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
+        """Combine the shards' measurements and numbers of elements, both float64 [N], into one of shape (1,)."""
+
+
+@dataclass(frozen=True)
+class LargestMagnitude:
+    """Measure of the largest |g| over all elements of a step's gradients: 0 without elements, not finite if any is."""
+
+    def __call__(self, grads: list[Tensor]) -> Tensor:
+        """Return the largest |g|, shape (1,)."""
+        filled = [grad for grad in grads if grad.numel()]  # an empty tensor has no maximum
+        if not filled:
+            return _nothing(grads)
+        return torch.stack(foreach_norm(filled, math.inf, dtype=widest(filled[0].device))).amax().view(1)
+
+    def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
+        """Return the largest of the shards' largest magnitudes."""
+        return measured.amax().view(1)
+
+
+@dataclass(frozen=True)
+class ShareAbove:
+    """Measure of the share of all gradient elements with a scaled magnitude above ``edge``; NaN counts as above."""
+
+    edge: float
+
+    def __call__(self, grads: list[Tensor]) -> Tensor:
+        """Return the share of elements above the edge, 0 to 1, shape (1,); 0 without elements."""
+        elements = functools.reduce(operator.add, (grad.numel() for grad in grads), 0)  # known from shapes
+        if not elements:
+            return _nothing(grads)
+        within = torch.stack([torch.count_nonzero(grad.abs() <= self.edge) for grad in grads]).sum()
+        return (in_widest(elements - within) / elements).view(1)
+
+    def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
+        """Return the mean of the shards' shares, weighted by their elements."""
+        return (measured * elements).sum().view(1) / elements.sum().clamp(min=1.0)
+
+
+def _nothing(grads: list[Tensor]) -> Tensor:
+    device = grads[0].device if grads else torch.device("cpu")
+    return torch.zeros(1, dtype=widest(device), device=device)

@@ -1,8 +1,7 @@
 """Optimizers: update rules on torch's fused kernels, and a model's weights with their FP32 master copies."""
 
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Rule
-from mptrain.optimizer.torch_rule import TorchRule, adapt, timm_optimizer, torch_optimizer
-from mptrain.optimizer.torch_state import torch_optim_state
+from mptrain.optimizer.torch_rule import TorchRule, adapt, timm_optimizer, torch_optim_state, torch_optimizer
 from mptrain.optimizer.weights import Weights
 
 __all__ = [

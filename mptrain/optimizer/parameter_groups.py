@@ -1,4 +1,4 @@
-"""Groups of parameters with their own learning rate and weight decay, and learning rates that fall from layer to layer.
+"""Groups of parameters with their own learning rate and weight decay, rates that fall by layer, and freezing.
 
 The learning rate of a parameter is the schedule's rate times its factor. Factors and weight decays are fixed numbers,
 so the schedule and its records stay those of the whole optimizer.
@@ -7,17 +7,19 @@ so the schedule and its records stay those of the whole optimizer.
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt, Le
 from torch import nn
 
 from mptrain.optimizer.rules import ParameterOptions, Rule
 from mptrain.system.errors import ConfigError, Problem, did_you_mean
-from mptrain.system.extras import load_extra
 from mptrain.system.fields import NonNegativeFloat
+from mptrain.system.machine import load_extra
+from mptrain.system.torch_private import BatchNorm
 
 if TYPE_CHECKING:
     from mptrain.optimizer.torch_rule import TorchRule
@@ -143,3 +145,31 @@ def describe_options(options: Iterable[ParameterOptions]) -> str:
         rates = f"learning rate x{factors[0]:.3g}"
     shown = ", ".join(f"{decay:.3g}" for decay in decays)
     return f"{rates}; weight decay{'s' if decays[1:] else ''} {shown}"
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze the parameters of a model whose names match a pattern such as ``layer1.*``, in place.
+
+    They require no gradient. A BatchNorm whose running mean matches stays in evaluation mode: it normalises with its
+    running statistics and does not change them, so that the frozen part of a network remains the function that it was.
+    Its copies do the same. Raises ConfigError if a pattern matches neither a parameter nor a buffer.
+    """
+    if not patterns:
+        return
+    names = [name for name, _ in model.named_parameters()]
+    require_matches("model.freeze", patterns, [*names, *(name for name, _ in model.named_buffers())])
+    for name, parameter in model.named_parameters():
+        if matches(name, patterns):
+            parameter.requires_grad_(False)
+    for path, module in model.named_modules():
+        if isinstance(module, BatchNorm) and matches(f"{path}.running_mean".lstrip("."), patterns):
+            module.__class__ = _evaluating_subclass(type(module))  # type: ignore[arg-type]
+            module.train(False)
+
+
+@functools.cache
+def _evaluating_subclass(cls: type[nn.Module]) -> Any:
+    def train(self: Any, mode: bool = True) -> Any:
+        return cls.train(self, False)
+
+    return type(cls.__name__, (cls,), {"train": train, "__module__": cls.__module__})

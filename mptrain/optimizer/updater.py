@@ -1,18 +1,42 @@
-"""Optimizer of P parameters: an update rule with its state, on the fastest kernels of the device."""
+"""Optimizers of P parameters: of an update rule, on the fastest kernels of the device, and of an optimizer of torch's.
+
+The optimizer gets tensors that share the memory of the working tensors, with unscaled and clipped gradients of their
+dtype. So it knows nothing of loss scales, half precision or shards.
+
+torch.optim's classes use their fused kernels where the device has them, unless the arguments say otherwise: one kernel
+instead of a dozen operators for each parameter. It divides by the loss scale itself.
+
+A skipped update is one that is not made, so the host must know. On a CPU it reads memory anyway. On another device this
+is one transfer a step, of the skip flag and the learning rate. An optimizer with torch's fused kernels needs none: the
+kernels skip, and the learning rate is a device value. Except for the first update of each set of parameters: fused SGD,
+skipped in its first step, would later read a momentum that was never written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mptrain.numerics.overflow_check import Verdict, memory_order
-from mptrain.numerics.shards import as_part_of, part_for
+from mptrain.numerics.tensors import as_part_of, part_for
 from mptrain.optimizer.rules import Group, ParameterOptions, Rule, UpdateInputs
+from mptrain.optimizer.torch_rule import TorchRule, TorchState, groups_of, public_name, same
+from mptrain.system.device import capabilities
+from mptrain.system.errors import out_of_memory
+from mptrain.system.torch_private import (
+    begin_late_momentum,
+    foreach_div,
+    fused_step,
+    has_step_hooks,
+    skips_on_device,
+    tree_leaves,
+)
 
 if TYPE_CHECKING:
     from mptrain.optimizer.masters import MasterWeights
@@ -194,3 +218,224 @@ class _Members:
             return tensors
         pairs = zip(tensors, self._orders, strict=True)
         return [tensor if order is None else tensor.permute(order) for tensor, order in pairs]
+
+
+class TorchUpdater:
+    """Optimizer of torch's interface with its state for P parameters; has the arguments and methods of `Updater`.
+
+    Raises ConfigError if the optimizer cannot be made of these parameters (`TorchRule.make`).
+    """
+
+    def __init__(
+        self,
+        rule: TorchRule,
+        names: Sequence[str],
+        params: Sequence[nn.Parameter],
+        masters: MasterWeights,
+        options: Sequence[ParameterOptions],
+    ) -> None:
+        self._rule, self._names, self._masters = rule, tuple(names), masters
+        self._leaves = [nn.Parameter(work.detach()) for work in masters.work]
+        self._optimizers, self._factors = rule.make(self._leaves, options)
+        named = dict(zip(names, params, strict=True))
+        self._state = TorchState(rule, self._optimizers, named, self._leaves, masters.in_place_half())
+        self._first_updates = FirstUpdates(rule, self._optimizers, masters, self._leaves)
+        device = masters.work[0].device
+        self.step = torch.zeros(1, dtype=torch.float32, device=device)
+        self._begun: set[tuple[bool, ...]] = set()
+        self._fused = all(skips_on_device(one) and not has_step_hooks(one) for one in self._optimizers)
+        self._on_host = capabilities(device).host
+        self._may_keep = not all(public_name(type(one)).startswith("torch.optim.") for one in self._optimizers)
+
+    @property
+    def reads(self) -> bool:
+        """True if the host reads a value from the device in every step."""
+        return not self._fused and not self._on_host
+
+    def describe(self) -> str:
+        """Describe the optimizers in one line for the user: names, number of parameters and host reads."""
+        words = [public_name(type(one)) for one in self._optimizers]
+        if words[1:]:
+            counts = [sum(len(group["params"]) for group in one.param_groups) for one in self._optimizers]
+            words[0] += f" for parameters with two dimensions ({counts[0]})"
+            words[1] += f" for the others ({counts[1]})"
+        return ", ".join([*words, *(["one host read a step"] if self.reads else [])])
+
+    def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
+        """Apply one update as `Updater` does, or raise ConfigError. Only fused kernels change the gradients."""
+        live = tuple([grad is not None for grad in grads])
+        on_device = self._fused and not self._on_host and live in self._begun
+        rate: float | Tensor = lr[0]
+        if not on_device:
+            skip, rate = self._read(verdict.skip, lr)
+            if skip:
+                return
+        self.step.add_(verdict.applied)
+        self._masters.copy_from_params()
+        places = self._follow_weights()
+        self._hand(grads, None if self._fused else grad_scale)
+        for group, factor in zip(groups_of(self._optimizers), self._factors, strict=True):
+            group["lr"] = rate * factor if factor != 1 else rate
+        self._masters.mark()
+        checked = nullcontext() if on_device else self._first_updates.checked(rate, verdict.grad_norm)
+        with checked, torch.no_grad():
+            for optimizer in self._optimizers:
+                if self._fused and not on_device:
+                    begin_late_momentum(optimizer)
+                self._step(optimizer, grad_scale, verdict.skip if on_device else None)
+            self._take_over(places)
+        for leaf in self._leaves:
+            leaf.grad = None
+        increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
+        self._masters.copy_to_params()
+        if not self._begun:
+            self.state_dict()  # an optimizer whose state cannot be saved is refused now, not at the first checkpoint
+        self._begun.add(live)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the optimizer state for a checkpoint, or raise ConfigError if a checkpoint cannot hold it.
+
+        ``step``, float32 of shape (1,), is the number of applied updates; ``state`` has for each parameter name its
+        state by name, in its own dtype; ``kind`` is the name of the optimizer; ``groups`` has values that it keeps for
+        groups of parameters, with the names of these; ``others`` further entries of its own state dict; ``on_host``
+        names of state in host memory on another device; ``in_half`` names of parameters updated in half precision.
+        """
+        return {"step": self.step, **self._state.save()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
+        """Load an optimizer state, matched by parameter name, with its dtypes and values unchanged.
+
+        Returns sentences for the user, none if all was loaded. State of another optimizer is not loaded.
+        """
+        notes = self._state.load(saved)
+        if not notes:
+            self.step.copy_(saved["step"])
+            self._begun.clear()
+            if self.step.item():
+                self._begun.add(tuple([name in saved["state"] for name in self._names]))
+        return notes
+
+    def _read(self, skip: Tensor, lr: Tensor) -> tuple[bool, float]:
+        """Return whether to skip the update, and the learning rate: the one host read of a step."""
+        skipped, rate = torch.cat([skip, lr]).tolist()
+        return skipped == 1, rate
+
+    def _follow_weights(self) -> list[int]:
+        """Renew the shared memory if a module has reallocated a parameter or changed its memory order."""
+        places = []
+        for leaf, work in zip(self._leaves, self._masters.work, strict=True):
+            places.append(work.data_ptr())
+            if leaf.data_ptr() == places[-1] and leaf.stride() == work.stride():
+                continue
+            before = leaf.stride()
+            leaf.data = work.detach()
+            for optimizer in self._optimizers:
+                state = optimizer.state.get(leaf, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.shape == leaf.shape and value.stride() == before:
+                        state[key] = torch.empty_like(leaf, dtype=value.dtype, requires_grad=False).copy_(value)
+
+        return places
+
+    def _take_over(self, places: Sequence[int]) -> None:
+        """Copy weights to which an update gave other memory back to the working tensors, or raise ConfigError."""
+        groups = groups_of(self._optimizers)
+        if len(groups) != len(self._factors):
+            raise self._rule.refused("adds or removes groups of parameters in an update")
+        own = {id(leaf) for group in groups for leaf in group["params"]}
+        if own != set(map(id, self._leaves)):
+            raise self._rule.refused("replaces parameters in its groups, and the model keeps the old ones")
+        for name, leaf, work, place in zip(self._names, self._leaves, self._masters.work, places, strict=True):
+            if leaf.data_ptr() != place:
+                if (leaf.shape, leaf.dtype) != (work.shape, work.dtype):
+                    raise self._rule.refused(f"changes the shape or dtype of {name}")
+                work.copy_(leaf)
+                leaf.data = work.detach()
+        for index in self._masters.touched():
+            raise self._masters.lost_change(index, "in an update or by a hook of the optimizer")
+
+    def _hand(self, grads: list[Tensor | None], grad_scale: Tensor | None) -> None:
+        """Give the optimizers the gradients, divided by a scale, in dtype and memory order of the working tensors."""
+        there = [(leaf, grad) for leaf, grad in zip(self._leaves, grads, strict=True) if grad is not None]
+        divided = [grad if grad.dtype == leaf.dtype else grad.to(leaf.dtype) for leaf, grad in there]
+        if grad_scale is not None and there:
+            divided = list(foreach_div(divided, grad_scale[0]))
+        elif self._may_keep:  # these gradients may be in memory that the next step uses again
+            divided = [grad.clone() for grad in divided]
+        for (leaf, _), grad in zip(there, divided, strict=True):
+            fits = grad.dtype == leaf.dtype and grad.stride() == leaf.stride()
+            leaf.grad = grad if fits else torch.empty_like(leaf, requires_grad=False).copy_(grad)
+
+    def _step(self, optimizer: torch.optim.Optimizer, grad_scale: Tensor | None, skip: Tensor | None) -> None:
+        try:
+            if self._fused:
+                fused_step(optimizer, None if grad_scale is None else grad_scale[0], None if skip is None else skip[0])
+            else:
+                optimizer.step()
+        except torch.AcceleratorError:  # a device error, not one of the optimizer
+            raise
+        except Exception as error:  # optimizers of third parties may raise anything
+            if refused := out_of_memory(error, f"updating with {self._rule.name}"):
+                raise refused from error
+            raise self._rule.failed("fails in an update", error) from error
+
+
+#: Number of updates in which an optimizer may move no weight.
+MOST_STILL = 10
+
+
+class FirstUpdates:
+    """Check of updates until one has moved a weight: no half-precision parameter and no attribute may change."""
+
+    def __init__(
+        self,
+        rule: TorchRule,
+        optimizers: Sequence[torch.optim.Optimizer],
+        masters: MasterWeights,
+        leaves: Sequence[Tensor],
+    ) -> None:
+        self._rule, self._optimizers, self._masters, self._leaves = rule, optimizers, masters, leaves
+        self._still: int | None = 0  # updates that moved no weight; None once one has
+
+    @contextmanager
+    def checked(self, rate: float | Tensor, norm: Tensor) -> Iterator[None]:
+        """Check one update, made inside at a learning rate and with a norm of the gradients, shape (1,).
+
+        Raises ConfigError for an optimizer that moves no weight or keeps state where it is not saved.
+        """
+        if self._still is None:
+            yield
+            return
+        weights, halves, own = self._copies()
+        yield
+        now, halves_now, own_now = self._copies()
+        for index, pair in enumerate(zip(halves_now, halves, strict=True)):
+            if not torch.equal(*pair):
+                raise self._masters.lost_change(index, "in an update or by a hook of the optimizer")
+        for key, values in own_now.items():
+            before = own.get(key, [])
+            if len(values) != len(before) or not all(map(same, values, before)):
+                raise self._rule.unsaved(f"state in its attribute {key} instead of in state[parameter]")
+        if not all(map(torch.equal, now, weights)) or self._masters.in_place_half():
+            self._still = None
+        elif rate > 0 and norm > 0:
+            self._still += 1
+            if self._still == MOST_STILL:
+                still = f"moved no weight in {MOST_STILL} updates with nonzero gradients and a rate of {rate:.2g}"
+                raise self._rule.refused(still)
+
+    def _copies(self) -> tuple[list[Tensor], list[Tensor], dict[str, list[Any]]]:
+        """Return copies of the weights, of their half-precision parameters, and of the optimizers' own attributes."""
+        halves = [half.clone() for half in self._masters.rounded_into() if half is not None]
+        own = {
+            key: [x.clone() if isinstance(x, Tensor) else x for x in self._values(value)]
+            for one in self._optimizers
+            if type(one).state_dict is torch.optim.Optimizer.state_dict  # others save more
+            for key, value in vars(one).items()
+            if key not in ("state", "param_groups", "defaults")
+        }
+        return [leaf.detach().clone() for leaf in self._leaves], halves, own
+
+    def _values(self, value: Any) -> list[Any]:
+        own = set(map(id, self._leaves))
+        return [x for x in tree_leaves(value) if type(x) in (Tensor, int, float) and id(x) not in own]

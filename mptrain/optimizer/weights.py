@@ -1,8 +1,16 @@
-"""Weights that one learner trains: gradients, overflow check and updates.
+"""Weights that one learner trains: gradients, overflow check, updates and their running average.
 
-With sharded parameters (`mptrain.numerics.shards`) everything here works on this rank's shards. Full-precision weights
+With sharded parameters (`mptrain.numerics.tensors`) everything here works on this rank's shards. Full-precision weights
 and optimizer state are returned as sharded tensors. Nothing here synchronises with the host, except
 `MasterWeights.require_seen` and some optimizers with torch's interface.
+
+    decay(n) = min(decay, (1 + n) / (10 + n))          n: updates applied so far, this one included
+    average <- average + (1 - decay(n)) * (weight - average)
+
+The decay grows, so that the random initial weights leave the average quickly. The rule is that of TensorFlow's
+`tf.train.ExponentialMovingAverage` with ``num_updates``. The average is in FP32 and follows the master weights if there
+are any. A skipped update does not change the average (except that -0 may become 0). On a CPU the host reads count and
+verdict, and one kernel moves the average, with one rounding less.
 """
 
 from __future__ import annotations
@@ -16,21 +24,20 @@ from torch import Tensor, nn
 
 from mptrain.numerics.formats import FLOAT32
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict, clip_coefficient
-from mptrain.numerics.shards import is_sharded, part
+from mptrain.numerics.tensors import as_part_of, is_sharded, part, part_for
 from mptrain.optimizer.masters import MasterWeights
 from mptrain.optimizer.parameter_groups import parameter_options
 from mptrain.optimizer.rules import ParameterOptions
 from mptrain.optimizer.torch_rule import TorchRule
-from mptrain.optimizer.torch_updater import TorchUpdater
-from mptrain.optimizer.updater import Updater
+from mptrain.optimizer.updater import TorchUpdater, Updater
+from mptrain.system.device import in_widest
 from mptrain.system.errors import ConfigError
-from mptrain.system.torch_private import foreach_add_, foreach_copy_
+from mptrain.system.torch_private import foreach_add_, foreach_copy_, foreach_lerp_, foreach_mul_, foreach_sub
 
 if TYPE_CHECKING:
-    from mptrain.numerics.measures import Measure
+    from mptrain.numerics.overflow_check import Measure
     from mptrain.optimizer.rules import Rule
 
-    #: Functions that combine norms, and a measure of gradients, across ranks.
     AcrossNorms = Callable[[Tensor], Tensor]
     AcrossMeasure = Callable[[Measure, list[Tensor]], Tensor]
 
@@ -231,3 +238,50 @@ class Gradients:
     @functools.cached_property
     def _buffers(self) -> dict[int, Tensor]:
         return {index: torch.empty_like(self._work[index]) for index in self._summed}
+
+
+class WeightAverage:
+    """Exponential moving average of one learner's weights; ``decay`` is the largest share that an update keeps."""
+
+    def __init__(self, weights: Weights, decay: float) -> None:
+        self._weights = weights
+        self._decay = decay
+        self._values = {name: part(value).float().clone() for name, value in weights.masters.full_precision().items()}
+
+    def follow(self, updates: Tensor, verdict: Verdict) -> None:
+        """Move the average towards the weights after a step that was not skipped, without synchronising.
+
+        ``updates`` is the number of updates applied so far, this one included: int64, shape (1,).
+        """
+        own = list(self._values.values())
+        full = self._weights.masters.full_precision()
+        current = [part(full[name]).float() for name in self._values]
+        if verdict.known_finite:  # the host judged, so it may also read the count
+            count = updates.item()
+            foreach_lerp_(own, current, 1.0 - min((1.0 + count) / (10.0 + count), self._decay))
+            return
+        counted = in_widest(updates)
+        kept = ((1.0 + counted) / (10.0 + counted)).clamp_(max=self._decay)
+        weight = ((1.0 - kept) * verdict.applied).float()
+        change = foreach_sub(current, own)
+        foreach_mul_(change, weight.squeeze(0))
+        foreach_add_(own, change)
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the averaged weights by parameter name, float32; sharded tensors for sharded parameters."""
+        like = self._weights.masters.full_precision()
+        return {name: as_part_of(value, like[name]) for name, value in self._values.items()}
+
+    def restart(self) -> None:
+        """Set the average to the current weights, so that earlier ones no longer count."""
+        for name, value in self._weights.masters.full_precision().items():
+            self._values[name].copy_(part(value))
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Load averaged weights from a checkpoint, by parameter name and with the shape of the whole parameters.
+
+        Call it after loading the weights: parameters without an average, frozen when it was saved, start from them.
+        """
+        like = self._weights.masters.full_precision()
+        for name, value in self._values.items():
+            value.copy_(part_for(saved[name], like[name]) if name in saved else part(like[name]))

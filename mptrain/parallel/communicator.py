@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from typing_extensions import override
 
-from mptrain.parallel.rank_errors import (
+from mptrain.parallel.torchrun import (
     RankLost,
     describe_ended_rank,
     error_for_other_ranks,
@@ -26,7 +26,7 @@ from mptrain.parallel.rank_errors import (
     published_error,
 )
 from mptrain.system.errors import MptrainError, Preempted
-from mptrain.system.random_state import seed_everything
+from mptrain.system.process_state import seed_everything
 from mptrain.system.torch_private import set_group_timeout
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Communicator:
         return ""
 
 
-SINGLE_PROCESS = Communicator()
+SINGLE_PROCESS: Communicator = Communicator()
 
 
 class DistributedCommunicator(Communicator):

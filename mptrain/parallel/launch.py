@@ -18,15 +18,21 @@ from datetime import timedelta
 from typing import IO, TYPE_CHECKING
 
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator, DistributedCommunicator
-from mptrain.parallel.rank_errors import RankLost, describe_ended_rank, is_rank_loss
-from mptrain.parallel.torchrun import ranks_store, rendezvous, torchrun_rank
+from mptrain.parallel.torchrun import (
+    RankLost,
+    describe_ended_rank,
+    is_rank_loss,
+    ranks_store,
+    rendezvous,
+    torchrun_rank,
+)
 from mptrain.system.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
 from mptrain.system.machine import LOOPBACK, ends_with_parent, usable_cores
 
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore
 
-    from mptrain.parallel.options import DistributedOptions
+    from mptrain.parallel.torchrun import DistributedOptions
 
 
 #: Seconds that other ranks have to exit after rank 0; and after an error, when they may be waiting in a collective.

@@ -1,4 +1,4 @@
-"""Environment variables of torchrun, and the rendezvous of the ranks that torchrun starts and restarts.
+"""Distributed training without torch: its options, torchrun's environment and rendezvous, and errors of ranks.
 
 Imported before torch, because the command line needs to know which rank prints.
 """
@@ -6,19 +6,163 @@ Imported before torch, because the command line needs to know which rank prints.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import os
+import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from mptrain.parallel.rank_errors import RankLost, error_for_other_ranks, published_error
-from mptrain.system.errors import EnvironmentRefused, MptrainError, Preempted, UsageError
+from mptrain.system.errors import (
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    ConfigError,
+    EnvironmentRefused,
+    MptrainError,
+    Preempted,
+    Problem,
+    UsageError,
+)
+from mptrain.system.fields import PositiveFloat, PositiveInt
 from mptrain.system.machine import is_running
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+
+@dataclass(frozen=True)
+class DistributedOptions:
+    """Options of distributed training, the ``distributed`` keys of a configuration; without effect on one rank.
+
+    Attributes:
+        kind: ``ddp``: every rank holds all weights (torch's DistributedDataParallel). ``fsdp2``: weights, master
+            weights, gradients and optimizer state are sharded over ranks (torch's fully_shard).
+        procs: Number of ranks to start on this machine; None uses the ranks that torchrun has started, or one.
+        sync_batchnorm: Whether BatchNorm computes its statistics over the samples of all ranks.
+        reduce: Dtype in which gradients are summed over ranks: ``float32``, or ``gradients`` for their own dtype.
+        find_unused_parameters: Whether ``ddp`` looks in every step for parameters without a gradient on a rank.
+            Otherwise this is done only if the first batch has unused parameters, and a later batch with unused
+            parameters stops the run.
+        units: Qualified names of modules whose weights ``fsdp2`` gathers together; the remaining weights form one unit.
+            None selects the composite members of each ``nn.Sequential`` and ``nn.ModuleList``.
+        timeout: Seconds after which a rank that does not respond counts as lost.
+
+    Raises:
+        ConfigError: ``units`` is set without ``fsdp2``, or ``find_unused_parameters`` without ``ddp``.
+    """
+
+    kind: Literal["ddp", "fsdp2"] = "ddp"
+    procs: PositiveInt | None = None
+    sync_batchnorm: bool = False
+    reduce: Literal["float32", "gradients"] = "float32"
+    find_unused_parameters: bool = False
+    units: tuple[str, ...] | None = None
+    timeout: PositiveFloat = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.units is not None and self.kind != "fsdp2":
+            raise ConfigError(
+                Problem(
+                    f"distributed.units has no effect with distributed.kind={self.kind}",
+                    "remove it, or set distributed.kind=fsdp2: only fsdp2 gathers weights by unit",
+                )
+            )
+        if self.find_unused_parameters and self.kind != "ddp":
+            raise ConfigError(
+                Problem(
+                    f"distributed.find_unused_parameters has no effect with distributed.kind={self.kind}",
+                    "remove it, or set distributed.kind=ddp: only ddp supports missing gradients on a rank",
+                )
+            )
+
+
+class RankLost(Preempted):
+    """Error raised when another rank has exited or stopped responding; the run can resume from its last checkpoint."""
+
+    def __init__(self, message: str = "another rank has exited or does not respond") -> None:
+        super().__init__(message, "run the command again", EXIT_PREEMPTED, saved=False, asked=False)
+
+
+class RankFailed(MptrainError):
+    """Error raised on this rank when another rank has failed with an exception that is not an `MptrainError`."""
+
+
+def published_error(kind: str, message: str, hint: str, code: int) -> MptrainError:
+    """Return an error that another rank has published: its class, message, hint and exit code."""
+    error = RankFailed(message, hint)
+    if kind != RankFailed.__name__:
+        error.exit_code = code  # type: ignore[misc]
+    return error
+
+
+def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
+    """Return a picklable form of one rank's error, with the rank in its message, to raise on other ranks.
+
+    It has the type, exit code and hint of an `MptrainError`; preemption and any other error become a `RankFailed`.
+    """
+    if isinstance(error, MptrainError) and not isinstance(error, RankFailed | Preempted):
+        twin = copy.copy(error)
+        twin.args = (f"rank {rank}: {error}",)
+        twin.__cause__ = twin.__context__ = None
+        twin.__traceback__ = None
+        return twin
+    lines = str(error).splitlines() or ["no message"]
+    return RankFailed(f"rank {rank}: {type(error).__name__}: {lines[0]}")
+
+
+def describe_ended_rank(children: Mapping[int, int]) -> str:
+    """Return a phrase about a forked rank that was lost, such as ``rank 1 was killed by SIGKILL``; else empty.
+
+    A rank that exited with exit code 0 has done its work and is not lost. If several have exited, the first cause is
+    reported: a rank killed by a signal before one that exited with an error, and that before one that exited because it
+    had lost another rank. Exit statuses remain available to `os.waitpid`. ``children`` has the rank by process ID.
+    """
+    ends: list[tuple[int, str]] = []
+    for pid, rank in children.items():
+        try:
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            continue
+        if found is not None and found.si_code != os.CLD_EXITED:
+            ends.append((0, f"rank {rank} was killed by {signal.Signals(found.si_status).name}"))
+        elif found is not None and found.si_status != EXIT_OK:
+            lost_others = found.si_status == EXIT_PREEMPTED
+            ends.append((1 + lost_others, f"rank {rank} exited with exit code {found.si_status}"))
+    return min(ends, default=(0, ""), key=lambda end: end[0])[1]
+
+
+#: Parts of the messages of gloo, NCCL and their sockets when a peer has exited or does not respond.
+_LOSSES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "gloo/transport",
+    "timed out waiting",
+    "nccl communicator was aborted",
+    "remote process exited",
+    "socket timeout",
+    "failed to recv",
+    "failed to send",
+)
+
+
+def is_rank_loss(error: BaseException) -> bool:
+    """Return whether an exception means that another rank has exited or does not respond.
+
+    True for `RankLost`, for `torch.distributed.DistError`, and for a RuntimeError whose message says so.
+    """
+    if isinstance(error, RankLost):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    from torch.distributed import DistError
+
+    text = str(error).lower()
+    return isinstance(error, DistError) or any(words in text for words in _LOSSES)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Support of precision modes by devices, checked before training.
+"""Support of precision modes by devices, checked before training, and by the dimensions of weights.
 
 NVIDIA tensor cores support FP16 from compute capability 7.0 (Volta), BF16 and TF32 from 8.0 (Ampere). torch's
 `is_bf16_supported` includes emulation and is true on a T4, so it is not used. The rules for compute capabilities do not
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.numerics.words import listed, percent
 from mptrain.precision.upcast import uses_upcast
 from mptrain.system.device import (
     NAMES,
@@ -30,6 +31,8 @@ from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.torch_private import has_native_half
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from mptrain.precision.policy import Policy
 
 
@@ -186,3 +189,34 @@ def require_support(policy: Policy, device: torch.device) -> Support:
             f"{support.advice}, or set precision.force=true to run anyway",
         )
     return support
+
+
+#: Tensor cores take FP16 operands whose dimensions are multiples of 8 (NVIDIA, "Mixed Precision Training" user guide).
+ALIGNMENT = 8
+
+#: Smallest share of weights that is spoken of.
+_SPOKEN_OF = 0.1
+
+
+def unaligned_share(model: nn.Module) -> float:
+    """Return the share of a model's matrix and kernel elements in tensors misaligned for tensor cores."""
+    whole = sum(weight.numel() for weight in model.parameters() if weight.ndim >= 2)
+    return sum(weight.numel() for _, weight in _unaligned(model)) / max(1, whole)
+
+
+def unaligned_in_words(model: nn.Module) -> str:
+    """Return a sentence on a model's misaligned weights with the largest ones; empty if they are few."""
+    if (share := unaligned_share(model)) <= _SPOKEN_OF:
+        return ""
+    sizes = [f"{name} ({'x'.join(map(str, weight.shape))})" for name, weight in _unaligned(model)]
+    return (
+        f"{percent(share)} of the weights have a dimension that is no multiple of {ALIGNMENT}, for which tensor cores "
+        f"are slow or unused: {listed(sizes)}"
+    )
+
+
+def _unaligned(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the weights whose first or second dimension (outputs, inputs) is no multiple, the largest first."""
+    named = [(name, one) for name, one in model.named_parameters() if one.ndim >= 2]
+    odd = [(name, one) for name, one in named if one.shape[0] % ALIGNMENT or one.shape[1] % ALIGNMENT]
+    return sorted(odd, key=lambda each: -each[1].numel())

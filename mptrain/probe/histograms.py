@@ -1,4 +1,4 @@
-"""Exponent histograms of a training step's tensors: how much of each tensor FP16 can hold at which loss scale.
+"""Probes, which observe training steps and change no tensor: exponent histograms of a step's tensors, or nothing.
 
 Activations and their gradients are recorded at the outputs of modules without children and of modules with parameters
 of their own; values inside a module are not recorded. Activations that are recomputed in the backward pass (reentrant
@@ -6,6 +6,9 @@ checkpointing) are counted again. Counting runs on the device of each tensor, on
 What an update changes is seen in the elements that are kept from before it: all of a small network, a sample of each
 parameter of a larger one. A look so needs a few megabytes, or less than its largest tensor takes. The host reads the
 counts once a step.
+
+Before each step of each learner the trainer asks the probe for a watch, an observer of that step. A step without a
+watch costs nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mptrain.numerics.exponent_counts import (
+from mptrain.numerics.overflow_check import flat, memory_order
+from mptrain.numerics.tensors import (
     PIECE,
     PLACES,
     as_real,
@@ -30,7 +35,6 @@ from mptrain.numerics.exponent_counts import (
     scaled_counts,
     widened,
 )
-from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.system.fields import PositiveInt
 from mptrain.system.records import HistogramRecord, TensorKind
 from mptrain.system.torch_private import is_transforming, tree_leaves
@@ -38,7 +42,8 @@ from mptrain.system.torch_private import is_transforming, tree_leaves
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
     from mptrain.optimizer.weights import Weights
-    from mptrain.probe.probe import Watch
+    from mptrain.system.records import Record
+
 
 #: Modules whose output has the same values as their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -232,3 +237,43 @@ def _steps(weights: Mapping[str, Tensor]) -> dict[str, int]:
             steps[name] += 1
         left -= -(-count // steps[name]) * size
     return steps
+
+
+class Watch(Protocol):
+    """Interface of an observer of one training step of one learner; the methods are called in the order below."""
+
+    def passes(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context for the passes of all micro-batches of a model in training mode; it removes its hooks."""
+
+    def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
+        """Observe the accumulated gradients after the overflow check, still multiplied by ``scale`` of shape (1,)."""
+
+    def updated(self, weights: Weights) -> None:
+        """Observe the weights after the step's update, or after the overflow check has skipped it."""
+
+    def records(self) -> Sequence[Record]:
+        """Return the records of the step to write to the run's files; may wait for the device."""
+
+
+class Probe(Protocol):
+    """Interface of a probe: it chooses the training steps to observe and creates an observer for each."""
+
+    @property
+    def sees_modules(self) -> bool:
+        """True if the observers hook modules, which must then not be compiled into one graph."""
+
+    def watch(self, learner: str, step: int) -> Watch | None:
+        """Return an observer for a learner's step (from 1; skipped steps count), or None if it is not observed."""
+
+
+@dataclass(frozen=True)
+class NoProbe:
+    """Probe that observes no training step; overflows are recorded without a probe."""
+
+    @property
+    def sees_modules(self) -> bool:
+        """False, because it hooks no module."""
+        return False
+
+    def watch(self, learner: str, step: int) -> None:
+        """Return None."""

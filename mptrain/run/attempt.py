@@ -14,7 +14,7 @@ from mptrain.config.schema import Config
 from mptrain.config.targets import Target
 from mptrain.engine.loop import Loop
 from mptrain.engine.parts import Options, Parts
-from mptrain.engine.run_storage import NoStorage, Storage
+from mptrain.engine.telemetry import NoStorage, Storage
 from mptrain.parallel.communicator import Communicator
 from mptrain.precision.support import Support, require_support
 from mptrain.run.build.parts import build

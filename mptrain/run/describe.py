@@ -16,7 +16,7 @@ from mptrain.engine.step import Learner
 from mptrain.optimizer.parameter_groups import describe_options
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.runlog import RunDirectory, RunState
-from mptrain.system.environment import cuda_backends, device_in_words, git_commit, versions_now
+from mptrain.system.process_state import cuda_backends, device_in_words, git_commit, versions_now
 
 
 def describe(directory: RunDirectory, config: Config, parts: Parts, before: RunState | None) -> RunState:

@@ -12,9 +12,9 @@ import torch
 from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
+from mptrain.engine.checkpointing import load_weights, require_same_labels, require_same_schema
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.parts import Parts
-from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.engine.weights_io import has_averages, in_dtype, is_weight, plain_weights, weights_file
 from mptrain.precision.apply import count_out_of_range, describe_clamped
 from mptrain.run.build.parts import build
@@ -28,8 +28,8 @@ from mptrain.runlog.directory import find_run, require_target
 from mptrain.runlog.strict_json import indented_json, read_object
 from mptrain.runlog.trained_samples import beside, read_trained
 from mptrain.system.errors import DataError, UsageError, either
+from mptrain.system.process_state import settings_restored
 from mptrain.system.records import EvalRecord
-from mptrain.system.torch_settings import settings_restored
 from mptrain.workloads.base.dataset import Dataset
 
 #: Keys by which an evaluation holds out a part of a folder without splits, instead of taking all of it as test data.

@@ -21,7 +21,7 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
 from mptrain.system.device import capabilities
 from mptrain.system.errors import UsageError
-from mptrain.system.torch_settings import settings_restored
+from mptrain.system.process_state import settings_restored
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.task import Task

@@ -11,9 +11,9 @@ from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with, is_allow_override
 from mptrain.config.value_checks import show
-from mptrain.engine.monitor import early_stop
+from mptrain.engine.checkpointing import require_fit, require_same_schema
+from mptrain.engine.evaluate import early_stop
 from mptrain.engine.parts import EarlyStoppingState, Options, Parts
-from mptrain.engine.snapshot import require_fit, require_same_schema
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, torchrun_command
@@ -33,7 +33,7 @@ from mptrain.runlog import RunDirectory, RunState, find_run, read_summary
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.manifest import manifest_name
 from mptrain.system.errors import CheckpointError, ConfigError, Problem, StorageError
-from mptrain.system.torch_settings import settings_restored
+from mptrain.system.process_state import settings_restored
 from mptrain.workloads.base.dataset import Dataset
 
 

@@ -20,8 +20,8 @@ from mptrain.config.schema import Config
 from mptrain.config.value_checks import show
 from mptrain.numerics.words import listed
 from mptrain.parallel.communicator import Communicator
-from mptrain.system.environment import versions_now
 from mptrain.system.errors import ConfigError, Problem, user_packages
+from mptrain.system.process_state import versions_now
 
 #: Keys and sections that may differ between ranks. Rank 0 alone has a run directory, trackers and sinks, machines have
 #: different numbers of cores, the code of the user is compared itself, and each rank has a device of its own

@@ -17,7 +17,7 @@ from mptrain.run.same_ranks import require_same_ranks
 from mptrain.run.tracking import require_logger
 from mptrain.runlog import RunDirectory, create_run, existing_run, open_run
 from mptrain.system.errors import EXIT_BUG, EXIT_PREEMPTED, ConfigError, MptrainError, StorageError
-from mptrain.system.torch_settings import settings_restored
+from mptrain.system.process_state import settings_restored
 from mptrain.workloads.base.dataset import Dataset
 
 

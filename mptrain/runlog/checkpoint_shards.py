@@ -1,7 +1,7 @@
 """Sharded tensors (FSDP2) of a checkpoint, stored in a folder beside its data file.
 
 Each rank writes its own shard, so no rank needs memory for a whole tensor. ``rank-NUMBER.pt`` is a state file
-(`mptrain.runlog.checkpoint_data`) with one tensor per name. Tensors are split as in `mptrain.numerics.shards`: along
+(`mptrain.runlog.checkpoint_data`) with one tensor per name. Tensors are split as in `mptrain.numerics.tensors`: along
 the first dimension, in rank order. Reading joins them to whole tensors, so a run can resume with any world size. Only
 files that the checkpoint's manifest names are read.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mptrain.numerics.shards import is_sharded, part
+from mptrain.numerics.tensors import is_sharded, part
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.checkpoint_data import read_verified, write_state
 from mptrain.system.errors import CheckpointError, out_of_memory

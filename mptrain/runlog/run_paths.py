@@ -71,7 +71,7 @@ class RunPaths:
     checkpoints = PathInside("checkpoints")
     #: Folder of data saved when the run stops because of its numerics.
     failure = PathInside("failure")
-    #: Stack of every thread when the run stalled (see `mptrain.engine.watchdog`), as text.
+    #: Stack of every thread when the run stalled (see `mptrain.engine.interrupt`), as text.
     stalls = PathInside("stalls.txt")
 
     def stalls_of(self, rank: int) -> Path:

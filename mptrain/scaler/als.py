@@ -30,7 +30,7 @@ import torch
 from typing_extensions import override
 
 from mptrain.numerics.formats import FLOAT16, scale_in_words
-from mptrain.numerics.measures import ShareAbove
+from mptrain.numerics.overflow_check import ShareAbove
 from mptrain.scaler.base import Limits, RangedScaler, ScalerState
 from mptrain.system.fields import Fraction, PositiveFloat, PositiveInt
 

@@ -19,8 +19,7 @@ from mptrain.system.errors import ConfigError, Problem, instance
 from mptrain.system.fields import PositiveFloat
 
 if TYPE_CHECKING:
-    from mptrain.numerics.measures import Measure
-    from mptrain.numerics.overflow_check import Verdict
+    from mptrain.numerics.overflow_check import Measure, Verdict
 
 ScalerState = Mapping[str, Tensor]
 OnOverflow = Literal["skip", "apply"]

@@ -30,7 +30,7 @@ import torch
 from typing_extensions import override
 
 from mptrain.numerics.formats import scale_in_words
-from mptrain.numerics.measures import LargestMagnitude
+from mptrain.numerics.overflow_check import LargestMagnitude
 from mptrain.scaler.base import RangedScaler, ScalerState
 from mptrain.system.device import in_widest, widest
 from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, PositiveFloat

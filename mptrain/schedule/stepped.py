@@ -16,7 +16,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mptrain.system.errors import ConfigError, either, instance, near_names
-from mptrain.system.extras import load_extra
+from mptrain.system.machine import load_extra
 
 #: Arguments of schedulers that are the length of the run, in steps of the scheduler, unless the user gives them.
 LENGTHS = ("T_max", "total_iters", "total_steps", "t_initial")

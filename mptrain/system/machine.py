@@ -1,4 +1,6 @@
-"""Cores, memory and parent of this process, on Linux and on systems without ``/proc``, such as macOS.
+"""This machine and what is installed: cores, memory and parent of the process, and optional libraries.
+
+Memory is read on Linux and on systems without ``/proc``, such as macOS.
 
 Only the standard library is used. psutil would be a dependency only for the current memory of a process on macOS, which
 is shown but not used otherwise.
@@ -10,6 +12,8 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
+import importlib.util
 import os
 import re
 import resource
@@ -19,6 +23,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from mptrain.system.errors import EnvironmentRefused
 
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -131,3 +138,35 @@ def path_of_descriptor(descriptor: int) -> Path | None:
     with contextlib.suppress(OSError):
         return Path(os.readlink(_PROC / f"self/fd/{descriptor}"))  # noqa: PTH115
     return None
+
+
+def load_extra(module: str, extra: str, purpose: str) -> Any:
+    """Import a module of an optional library, and return it; raise EnvironmentRefused if that is impossible.
+
+    ``extra`` is the extra of mptrain that installs it, as in ``pip install 'mptrain[detection]'``. ``purpose`` is the
+    feature that needs it, as the beginning of a sentence: ``task=detect``.
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        what = f"the package {package}, which is not installed"
+        if error.name is None or error.name.partition(".")[0] != package:
+            what = f"{package}, which needs {error.name}"
+        raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra)) from error
+    except (ImportError, OSError) as error:  # e.g. an incompatible C library
+        what = f"{package}, which cannot be imported: {error}"
+        raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra)) from error
+
+
+def require_extra(module: str, extra: str, purpose: str) -> None:
+    """Raise EnvironmentRefused if an optional top-level package is not installed, without importing it.
+
+    ``extra`` and ``purpose`` are as for `load_extra`.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise EnvironmentRefused(f"{purpose} needs the package {module}, which is not installed", _command(extra))
+
+
+def _command(extra: str) -> str:
+    return f"pip install 'mptrain[{extra}]'"

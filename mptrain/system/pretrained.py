@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.system.errors import DataError, MptrainError, out_of_memory
-from mptrain.system.extras import load_extra
+from mptrain.system.machine import load_extra
 
 #: Attribute in which the function of a model leaves the `PretrainedWeights` that a new run starts from.
 ATTRIBUTE = "pretrained_weights"

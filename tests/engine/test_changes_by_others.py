@@ -19,11 +19,11 @@ from torch.nn.utils import parametrizations, prune, spectral_norm
 import mptrain.run.build.model
 import mptrain.run.build.parts
 from mptrain.config.compose import compose
+from mptrain.engine.checkpointing import take_snapshot
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
-from mptrain.engine.run_storage import NoStorage
-from mptrain.engine.snapshot import take_snapshot
 from mptrain.engine.step import train_step
+from mptrain.engine.telemetry import NoStorage
 from mptrain.optimizer import SGD
 from mptrain.optimizer.weights import Weights
 from mptrain.runlog.run_paths import RunPaths

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from mptrain.engine.clock import WARM_UP, Clock, NoMeter, NvmlMeter
 from mptrain.engine.parts import Progress
+from mptrain.engine.resources import WARM_UP, Clock, NoMeter, NvmlMeter
 
 
 def test_what_lies_behind_the_warm_up_alone_is_steady():

@@ -9,12 +9,10 @@ import pytest
 import torch
 from small_runs import TINY, parts_of
 
-from mptrain.engine import cuda_graphs, step_graphs
-from mptrain.engine.cuda_graphs import CudaGraphs, GraphsInvalidated
+from mptrain.engine import step_runner
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.engine.step_graphs import WARM_UP
-from mptrain.engine.step_runner import StepRunner
+from mptrain.engine.step_runner import WARM_UP, CudaGraphs, GraphsInvalidated, StepRunner
 
 DEVICE = torch.device("cuda", 0)
 
@@ -35,7 +33,7 @@ class Device:
     def install(self, monkeypatch):
         cuda = torch.cuda
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(self.version))
-        monkeypatch.setattr(cuda_graphs.torch, "rand", self.rand)
+        monkeypatch.setattr(step_runner.torch, "rand", self.rand)
         monkeypatch.setattr(cuda, "CUDAGraph", lambda: Graph(self))
         monkeypatch.setattr(cuda, "graph", self.graph)
         monkeypatch.setattr(cuda, "current_stream", lambda device: self.stream)
@@ -189,7 +187,7 @@ def test_a_step_that_waits_for_the_device_is_not_captured(monkeypatch):
         yield ["net.py:5"]
 
     looks, captured = [], []
-    monkeypatch.setattr(step_graphs, "host_waits", looking)
+    monkeypatch.setattr(step_runner, "host_waits", looking)
     made, parts, batch = trained(captured.append)
     for _ in range(WARM_UP + 2):
         made.run(batch, [None])
@@ -204,13 +202,13 @@ def test_waits_are_found_by_their_places_and_other_warnings_go_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     with warnings.catch_warnings(record=True) as others:
         warnings.simplefilter("always")
-        with cuda_graphs.host_waits(DEVICE) as found:
+        with step_runner.host_waits(DEVICE) as found:
             assert torch.cuda.get_sync_debug_mode() == 1
             warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, "/some/net.py", 12)
             warnings.warn("old", DeprecationWarning, stacklevel=1)
     assert [str(one.message) for one in others] == ["old"]
     assert found == ["net.py:12"]
     assert torch.cuda.get_sync_debug_mode() == 0
-    with cuda_graphs.host_waits(torch.device("cpu")) as found:
+    with step_runner.host_waits(torch.device("cpu")) as found:
         assert torch.cuda.get_sync_debug_mode() == 0
     assert not found

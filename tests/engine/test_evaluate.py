@@ -11,11 +11,10 @@ import torch
 from PIL import Image
 from small_runs import TINY, Kept, loop_of
 
-from mptrain.engine.evaluate import evaluate
-from mptrain.engine.exhibit import keep_exhibits
+from mptrain.engine.evaluate import evaluate, keep_exhibits
 from mptrain.runlog.atomic_files import StorageError
 from mptrain.system.errors import NumericsError
-from mptrain.system.random_state import other_random_numbers
+from mptrain.system.process_state import other_random_numbers
 from mptrain.system.records import EvalRecord, EventRecord
 from mptrain.workloads.base.task import Pictures
 

@@ -16,7 +16,7 @@ from mptrain.engine.fingerprints import (
     digest_of_weights,
     sample_digests,
 )
-from mptrain.precision.alignment import unaligned_in_words, unaligned_share
+from mptrain.precision.support import unaligned_in_words, unaligned_share
 from mptrain.run.build.parts import build
 from mptrain.workloads.base.batch import Batch
 

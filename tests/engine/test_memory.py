@@ -9,8 +9,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from mptrain.engine.memory import saved_bytes
 from mptrain.engine.rehearsal import rehearse
+from mptrain.engine.resources import saved_bytes
 from mptrain.engine.step import train_step
 from mptrain.system.errors import FirstBatchError
 

@@ -10,8 +10,8 @@ from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, step
 from torch import nn
 
 from mptrain.config.compose import compose
+from mptrain.engine.checkpointing import take_snapshot
 from mptrain.engine.loop import Loop
-from mptrain.engine.snapshot import take_snapshot
 from mptrain.run.build.parts import build
 from mptrain.system.errors import CheckpointError, Preempted
 from mptrain.system.records import EpochRecord

@@ -11,10 +11,9 @@ import torch
 from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 import mptrain.engine.loop
-from mptrain.engine import step_graphs
+from mptrain.engine import step_runner
 from mptrain.engine.ring import Ring
-from mptrain.engine.step_graphs import MOST, WARM_UP
-from mptrain.engine.step_runner import StepRunner
+from mptrain.engine.step_runner import MOST, WARM_UP, StepRunner
 from mptrain.system.records import EventRecord, HistogramRecord
 
 GAN = (
@@ -154,7 +153,7 @@ def test_a_shape_that_cannot_be_captured_costs_the_others_nothing():
 
 
 def test_batches_that_all_have_another_shape_are_given_up_with_a_reason(monkeypatch):
-    monkeypatch.setattr(step_graphs, "LOOKED_AT", 5)
+    monkeypatch.setattr(step_runner, "LOOKED_AT", 5)
     capture = Again()
     made, _, batch = made_with(capture)
     for size in range(1, 8):
@@ -213,7 +212,7 @@ def test_gradients_can_be_looked_at_after_a_captured_step():
 
 
 def test_a_cpu_has_no_graphs_and_a_run_says_so(tmp_path):
-    assert step_graphs.capture_on(torch.device("cpu")) is None
+    assert step_runner.capture_on(torch.device("cpu")) is None
     kept = Kept()
     loop = loop_of(tmp_path, *TINY, "precision=fp32", "train.engine=graph", "train.epochs=1", kept=kept)
     loop.run()

@@ -20,12 +20,12 @@ import mptrain.run.build.model
 import mptrain.run.build.parts
 from mptrain.config.compose import compose
 from mptrain.engine.buffer_guard import Thawed
+from mptrain.engine.checkpointing import take_snapshot
 from mptrain.engine.loop import Loop
 from mptrain.engine.private_state import PrivateState
 from mptrain.engine.rehearsal import rehearse, rounded_numbers
-from mptrain.engine.run_storage import NoStorage
-from mptrain.engine.snapshot import take_snapshot
 from mptrain.engine.step import train_step
+from mptrain.engine.telemetry import NoStorage
 from mptrain.run.build.refusals import require_still_shared, sharing_memory
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.errors import ConfigError

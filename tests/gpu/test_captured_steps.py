@@ -11,8 +11,7 @@ from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resume
 from torch import nn
 
 from mptrain.engine.ring import Ring
-from mptrain.engine.step_graphs import WARM_UP, capture_on
-from mptrain.engine.step_runner import StepRunner
+from mptrain.engine.step_runner import WARM_UP, StepRunner, capture_on
 from mptrain.system.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]

@@ -8,7 +8,7 @@ from small_runs import TINY, Kept, loop_of, parts_of
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.numerics.exponent_counts import count_exponents
+from mptrain.numerics.tensors import count_exponents
 from mptrain.probe.histograms import HistogramWatch
 from mptrain.system.records import StepRecord
 

@@ -11,7 +11,7 @@ from small_runs import TINY, Kept, loop_of
 from torch import nn
 
 from mptrain.cli.main import main
-from mptrain.engine.snapshot import take_snapshot
+from mptrain.engine.checkpointing import take_snapshot
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.system.errors import NumericsError
 from mptrain.system.records import StepRecord

@@ -11,8 +11,8 @@ from loops import each
 from torch import nn
 
 from mptrain.lab.headroom import close_calls, worth_a_look
-from mptrain.numerics.exponent_counts import count_exponents, read_counts
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
+from mptrain.numerics.tensors import count_exponents, read_counts
 from mptrain.probe.observer import Operation
 
 

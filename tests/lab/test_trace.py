@@ -8,7 +8,7 @@ from loops import each
 
 from mptrain.lab.trace import Trace
 from mptrain.numerics.forecast import GradientHistory
-from mptrain.numerics.measures import LargestMagnitude, ShareAbove
+from mptrain.numerics.overflow_check import LargestMagnitude, ShareAbove
 from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
 
 

@@ -9,7 +9,7 @@ from histograms_by_hand import counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptrain.numerics.exponent_counts import PLACES, count_exponents, read_counts
+from mptrain.numerics.tensors import PLACES, count_exponents, read_counts
 
 
 def histogram(tensor):
@@ -78,7 +78,7 @@ def test_a_tensor_is_counted_in_pieces_as_in_one(monkeypatch):
     values = torch.randn(10, 5, generator=torch.Generator().manual_seed(0)).half()
     values[0], values[9, 4], values[3, 2] = 0.0, float("nan"), 1000.0
     whole = count_exponents(values)
-    monkeypatch.setattr("mptrain.numerics.exponent_counts.PIECE", 7)
+    monkeypatch.setattr("mptrain.numerics.tensors.PIECE", 7)
     assert torch.equal(count_exponents(values), whole)
 
 

@@ -13,8 +13,7 @@ from optimizer.torch_by_hand import SMALL, kept_batches, train_by_hand
 from small_runs import TINY, continue_loop, loop_of, parts_of, run_in_process, steps_of, whole_and_resumed
 from torch import nn
 
-from mptrain.optimizer.freezing import freeze
-from mptrain.optimizer.parameter_groups import describe_options, layer_factors
+from mptrain.optimizer.parameter_groups import describe_options, freeze, layer_factors
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import BatchNorm
 

@@ -8,7 +8,7 @@ from small_runs import TINY, loop_of
 from torch import nn
 
 from mptrain.optimizer.rules import SGD
-from mptrain.optimizer.torch_state import torch_optim_state
+from mptrain.optimizer.torch_rule import torch_optim_state
 from mptrain.optimizer.weights import Weights
 
 TORCH = {

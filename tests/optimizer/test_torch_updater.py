@@ -24,8 +24,7 @@ from mptrain.optimizer import (
     torch_optimizer,
 )
 from mptrain.optimizer.rules import ParameterOptions
-from mptrain.optimizer.torch_rule import prefer_fused
-from mptrain.optimizer.torch_state import groups_of
+from mptrain.optimizer.torch_rule import groups_of, prefer_fused
 from mptrain.system.errors import ConfigError
 
 

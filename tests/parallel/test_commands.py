@@ -103,7 +103,7 @@ import os, signal
 from pathlib import Path
 from mptrain.engine.loop import Loop
 from mptrain.engine.telemetry import Telemetry
-from mptrain.engine.validation import Validation
+from mptrain.engine.evaluate import Validation
 from mptrain.workloads.classification.models.perceptron import mlp as net
 
 OWNERS = {"attempt": Loop, "report_faulty_samples": Telemetry, "run": Validation}

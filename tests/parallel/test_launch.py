@@ -27,7 +27,7 @@ def test_a_rank_that_dies_before_all_have_met_is_missed_at_once(tmp_path):
     script = """
 import os, signal
 from mptrain.parallel import launch
-from mptrain.parallel.options import DistributedOptions
+from mptrain.parallel.torchrun import DistributedOptions
 
 come = launch._come
 launch._come = lambda store, rank, timeout: os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else come(store, rank, timeout)
@@ -48,7 +48,7 @@ def test_ranks_that_cannot_meet_leave_at_once():
     script = """
 import os, time
 from mptrain.parallel import launch
-from mptrain.parallel.options import DistributedOptions
+from mptrain.parallel.torchrun import DistributedOptions
 from mptrain.system.errors import EnvironmentRefused
 
 def refuse(port):
@@ -74,7 +74,7 @@ def test_others_that_wait_for_the_first_rank_do_not_hold_its_error_up():
     script = """
 import time
 from mptrain.parallel import launch
-from mptrain.parallel.options import DistributedOptions
+from mptrain.parallel.torchrun import DistributedOptions
 
 try:
     with launch.launch_ranks(DistributedOptions(procs=2)) as ranks:

@@ -21,10 +21,10 @@ from mptrain.engine.batch_sync import DistributedBatchSync
 from mptrain.engine.fingerprints import digest_of_samples, sample_digests
 from mptrain.engine.interrupt import SignalListener
 from mptrain.engine.sample_metrics import SampleMetrics
-from mptrain.numerics.measures import LargestMagnitude, ShareAbove
+from mptrain.numerics.overflow_check import LargestMagnitude, ShareAbove
 from mptrain.parallel.communicator import SINGLE_PROCESS
 from mptrain.parallel.launch import reap
-from mptrain.parallel.rank_errors import RankFailed, describe_ended_rank, error_for_other_ranks, is_rank_loss
+from mptrain.parallel.torchrun import RankFailed, describe_ended_rank, error_for_other_ranks, is_rank_loss
 from mptrain.runlog.checkpoint_shards import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, StorageError
@@ -307,7 +307,7 @@ def test_a_part_of_which_nothing_can_be_used_has_a_stand_in():
 ERROR_ON_ONE = """
 from mptrain.cli.messages import report
 from mptrain.parallel.launch import launch_ranks
-from mptrain.parallel.options import DistributedOptions
+from mptrain.parallel.torchrun import DistributedOptions
 from mptrain.system.errors import DataError, MptrainError
 try:
     with launch_ranks(DistributedOptions(procs=3, timeout=60.0)) as ranks, ranks.together():

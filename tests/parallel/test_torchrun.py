@@ -11,8 +11,7 @@ import time
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from mptrain.parallel.rank_errors import RankLost
-from mptrain.parallel.torchrun import ranks_store, rendezvous, store_of_torchrun, tell_refusal
+from mptrain.parallel.torchrun import RankLost, ranks_store, rendezvous, store_of_torchrun, tell_refusal
 from mptrain.system.errors import ConfigError, EnvironmentRefused, MptrainError
 
 

@@ -19,9 +19,9 @@ from mptrain.precision.apply import (
     cast_model,
     clamp_to_range,
     input_dtype,
+    kept_modules,
     set_matmul_precision,
 )
-from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import products
 from mptrain.system.errors import ConfigError

@@ -11,8 +11,7 @@ from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
 from mptrain.precision.apply import autocast, cast_model, input_dtype
-from mptrain.precision.census import OperatorCensus
-from mptrain.precision.check import check_step
+from mptrain.precision.census import OperatorCensus, check_step
 from mptrain.precision.upcast import products
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.system.errors import EnvironmentRefused

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from mptrain.engine.step import train_step
-from mptrain.numerics.exponent_counts import read_counts
 from mptrain.numerics.exponents import nonzero, total
-from mptrain.probe.histograms import Histograms, HistogramWatch
-from mptrain.probe.probe import NoProbe
+from mptrain.numerics.tensors import read_counts
+from mptrain.probe.histograms import Histograms, HistogramWatch, NoProbe
 from mptrain.system.records import HistogramRecord
 from tests.small_runs import TINY, Kept, loop_of, parts_of
 

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mptrain.integrations.histograms import UpdateHistograms
-from mptrain.numerics.exponent_counts import count_exponents
 from mptrain.numerics.exponents import nonzero, total
 from mptrain.numerics.overflow_check import judge
+from mptrain.numerics.tensors import count_exponents
 
 ONE = torch.ones(1)
 

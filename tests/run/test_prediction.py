@@ -13,8 +13,8 @@ from PIL import Image
 from small_runs import run_command, run_in_process
 
 from mptrain.config.compose import reload
+from mptrain.engine.checkpointing import load_weights
 from mptrain.engine.evaluate import measuring
-from mptrain.engine.snapshot import load_weights
 from mptrain.run.build.parts import build
 from mptrain.run.prediction import predictor
 from mptrain.runlog.checkpoints import CheckpointStore

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from loops import each
 from scaler.walking import CPU, preset, verdict_of
 
-from mptrain.numerics.measures import LargestMagnitude, ShareAbove
-from mptrain.numerics.overflow_check import judge
+from mptrain.numerics.overflow_check import LargestMagnitude, ShareAbove, judge
 
 
 def walk_measured(scaler, steps) -> list[float]:

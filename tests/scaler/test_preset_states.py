@@ -15,7 +15,7 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import compose
 from mptrain.numerics.overflow_check import judge
-from mptrain.probe.overflow_attribution import OverflowHistory
+from mptrain.probe.observer import OverflowHistory
 from mptrain.system.errors import ConfigError
 
 COURSE = steps("..x...xx.x....xxx...x..........xx..")

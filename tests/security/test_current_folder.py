@@ -157,7 +157,7 @@ _STARTERS = {
     "lab/commands/doctor.py": {"sys.executable"},  # prints it
     "logger/tracker_process.py": {"subprocess"},
     "study/sweep/slurm_executor.py": {"subprocess"},
-    "system/environment.py": {"subprocess"},  # git
+    "system/process_state.py": {"subprocess"},  # git
     "study/sweep/processes.py": {"multiprocessing"},
     "study/sweep/local_executor.py": {"multiprocessing"},  # pipes
 }

@@ -11,17 +11,15 @@ from loops import each
 from pretended_ranks import each_rank
 
 from mptrain.config.compose import compose
-from mptrain.engine.memory import forget_peak, memory_in_use, memory_now, memory_peak
 from mptrain.engine.parts import AHEAD, Transfer
-from mptrain.engine.ring import Ring
-from mptrain.engine.step_values import StepValues
+from mptrain.engine.resources import forget_peak, memory_in_use, memory_now, memory_peak
+from mptrain.engine.ring import Ring, StepValues
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
 from mptrain.run.build.parallelism import device_of, require_own_devices
 from mptrain.run.build.parts import build
 from mptrain.system import device as devices
-from mptrain.system.environment import cuda_backends
 from mptrain.system.errors import ConfigError, EnvironmentRefused
-from mptrain.system.random_state import random_state, set_random_state
+from mptrain.system.process_state import cuda_backends, random_state, set_random_state
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 
@@ -219,7 +217,7 @@ def test_ranks_that_share_a_gpu_are_refused_by_name_on_all_of_them(on_ranks, nam
 
 def test_a_run_on_cuda_records_what_decides_the_bits_of_its_kernels(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr("mptrain.system.environment._DRIVER", tmp_path / "version")
+    monkeypatch.setattr("mptrain.system.process_state._DRIVER", tmp_path / "version")
     device = torch.device("cuda", 0)
     assert cuda_backends(device)["driver"] == "unknown"
     said = (
@@ -309,7 +307,7 @@ def test_a_ring_holds_fp32_where_there_is_no_fp64():
 
 
 #: Files about what CUDA alone has: captured graphs, and the mode that says where the host waits.
-CUDAS_OWN = {"engine/cuda_graphs.py"}
+CUDAS_OWN = {"engine/step_runner.py"}
 
 
 def test_only_one_module_calls_torch_cuda():

@@ -15,7 +15,7 @@ PACKAGE = Path(private.__file__).parents[1]
 
 #: Modules that are all about what only CUDA has, or about the compiler, which a start is not to import.
 BESIDES = {
-    "engine/cuda_graphs.py": {"torch._C._cuda_endAllocateToPool", "torch._C._cuda_releasePool"},
+    "engine/step_runner.py": {"torch._C._cuda_endAllocateToPool", "torch._C._cuda_releasePool"},
     "engine/parts.py": {
         "torch._dynamo",
         "torch._dynamo.config.accumulated_recompile_limit",

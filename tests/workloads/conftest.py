@@ -8,7 +8,7 @@ import pytest
 from small_runs import Kept, parts_of
 
 from mptrain.engine.loop import Loop
-from mptrain.engine.run_storage import NoStorage
+from mptrain.engine.telemetry import NoStorage
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.errors import DataError
 from mptrain.system.records import StepRecord

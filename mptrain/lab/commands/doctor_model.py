@@ -19,7 +19,7 @@ from mptrain.numerics.words import UNKNOWN, listed
 from mptrain.probe.module_trail import LOSS
 from mptrain.report.page import Table, Text, facts, table
 from mptrain.system.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
-from mptrain.system.torch_settings import settings_restored
+from mptrain.system.process_state import settings_restored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

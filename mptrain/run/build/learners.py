@@ -9,11 +9,10 @@ from mptrain.config.schedules import build_schedule
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target
 from mptrain.engine.step import Learner
-from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.parameter_groups import ParameterGroup, layer_factors, parameter_options, require_matches
 from mptrain.optimizer.rules import ParameterOptions, Rule
 from mptrain.optimizer.torch_rule import TorchRule
-from mptrain.optimizer.weights import Weights
+from mptrain.optimizer.weights import WeightAverage, Weights
 from mptrain.parallel.strategy import ParallelStrategy
 from mptrain.run.build.workload import require_known_learners
 from mptrain.scaler import Scaler

@@ -12,11 +12,11 @@ from torch.nn.parameter import UninitializedParameter
 
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import first_line, show
+from mptrain.engine.checkpointing import require_same_schema
 from mptrain.engine.fingerprints import digest_of_weights
-from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.step import Learner
 from mptrain.engine.weights_io import has_averages, load_matching, plain_weights, read_weights
-from mptrain.optimizer.freezing import freeze
+from mptrain.optimizer.parameter_groups import freeze
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.sync_batchnorm import convert_sync_batchnorm
 from mptrain.precision.apply import cast_model, clamp_to_range, describe_clamped, input_dtype
@@ -28,7 +28,7 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.system.errors import CheckpointError, ConfigError, instance, out_of_memory
 from mptrain.system.files import expanded
 from mptrain.system.pretrained import ATTRIBUTE, FIT, Fit, PretrainedWeights
-from mptrain.system.random_state import seed_everything
+from mptrain.system.process_state import seed_everything
 from mptrain.workloads.base.dataset import Dataset
 
 

@@ -9,8 +9,7 @@ from mptrain.config.schema import Config
 from mptrain.engine.evaluate import without_storage
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.parallel.communicator import Communicator
-from mptrain.parallel.sharding import shard
-from mptrain.parallel.strategy import LossModule, ParallelStrategy, strategy_of
+from mptrain.parallel.strategy import LossModule, ParallelStrategy, shard, strategy_of
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.support import resolve_device
 from mptrain.system.device import count_of, properties_of, use

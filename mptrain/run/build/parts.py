@@ -10,11 +10,11 @@ import torch
 from mptrain.config.schedules import schedule_notes
 from mptrain.config.schema import Config
 from mptrain.engine.buffer_guard import BufferGuard
+from mptrain.engine.evaluate import require_monitored
 from mptrain.engine.fault_injection import Injection
 from mptrain.engine.fingerprints import StartFingerprints
-from mptrain.engine.memory import keep_freed_memory, memory_in_use
-from mptrain.engine.monitor import require_monitored
 from mptrain.engine.parts import Options, Parts
+from mptrain.engine.resources import keep_freed_memory, memory_in_use
 from mptrain.engine.step import Plan
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import autocast, set_matmul_precision
@@ -44,7 +44,7 @@ from mptrain.run.build.workload import (
 )
 from mptrain.system.device import capabilities, untried, use
 from mptrain.system.errors import EnvironmentRefused
-from mptrain.system.random_state import seed_everything
+from mptrain.system.process_state import seed_everything
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.loader import Loader
 

@@ -17,7 +17,7 @@ from mptrain.config.compose import reload
 from mptrain.config.overrides import is_about_data
 from mptrain.config.schema import Config
 from mptrain.config.targets import DATA_FACTS, Target, parameters
-from mptrain.engine.snapshot import require_same_schema
+from mptrain.engine.checkpointing import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore

@@ -153,7 +153,7 @@ class RunMeasures:
         data_wait: Share of training time spent waiting for data, 0 to 1; NaN if not recorded.
         threads: Number of CPU threads; 0 if not recorded.
         versions: Versions of python, torch, mptrain and CUDA.
-        facts: Facts about model and device, such as the number of parameters; see `mptrain.engine.summary`.
+        facts: Facts about model and device, such as the number of parameters; see `mptrain.engine.telemetry`.
         initial_weights: Digest of the FP32 initial weights.
         data: Epoch to (digest of the order of the samples, digest of the first batch).
         attempts: Host, start and end (UTC) of each attempt that was not killed.

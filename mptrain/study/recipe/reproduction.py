@@ -26,9 +26,9 @@ from mptrain.study.recipe.expectations import ExpectationResult, judge, unknown_
 from mptrain.study.sweep.comparisons import ComparisonOptions, claimed_by
 from mptrain.study.sweep.points import check
 from mptrain.study.sweep.runner import plan_sweep, refresh_status, sweep_folder
-from mptrain.system.environment import versions_now
 from mptrain.system.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.system.files import read_bytes
+from mptrain.system.process_state import versions_now
 from mptrain.system.records import as_json
 
 if TYPE_CHECKING:

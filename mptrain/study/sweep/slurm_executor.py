@@ -29,9 +29,9 @@ from mptrain.runlog.sweeps import Sweep
 from mptrain.study.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
 from mptrain.study.sweep.worker import TIME_IS_UP, SubmittedJob, one_line, read_result, run_submitted_job
 from mptrain.system.errors import EXIT_BUG, EnvironmentRefused, StorageError
-from mptrain.system.extras import load_extra
 from mptrain.system.files import read_text
 from mptrain.system.interpreter import command
+from mptrain.system.machine import load_extra
 
 #: Folder in a sweep's folder with one folder per submission, and the file in it that lists the job ids.
 FOLDER, JOBS_JSON = "submitted", "jobs.json"

@@ -39,8 +39,8 @@ from mptrain.system.errors import (
     Preempted,
     StorageError,
 )
-from mptrain.system.extras import load_extra
 from mptrain.system.files import open_in_place, read_text
+from mptrain.system.machine import load_extra
 from mptrain.system.masking import MaskedText
 from mptrain.system.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from mptrain.numerics.words import listed
 from mptrain.system.errors import DataError, Problem, instance
-from mptrain.system.random_state import other_random_numbers
+from mptrain.system.process_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey, class_facts
 from mptrain.workloads.base.faulty_samples import Faults

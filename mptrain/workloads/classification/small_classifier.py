@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mptrain.system.random_state import other_random_numbers
+from mptrain.system.process_state import other_random_numbers
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.classification.models.convnet import cnn

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from mptrain.system.device import in_widest
 from mptrain.system.errors import ConfigError
-from mptrain.system.extras import load_extra, require_extra
 from mptrain.system.fields import NonNegativeInt, PositiveInt
+from mptrain.system.machine import load_extra, require_extra
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Pictures
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from mptrain.system.errors import DataError
-from mptrain.system.extras import load_extra
 from mptrain.system.files import open_to_read
+from mptrain.system.machine import load_extra
 
 #: Suffixes of recordings.
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")

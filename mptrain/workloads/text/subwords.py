@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.system.extras import load_extra
+from mptrain.system.machine import load_extra
 
 #: ``bpe``: byte pair encoding (Sennrich et al. 2016); ``unigram``: the most likely pieces (Kudo 2018); ``char``:
 #: characters; ``word``: strings between spaces.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.system.errors import ConfigError, MptrainError, Problem, did_you_mean
-from mptrain.system.extras import load_extra
+from mptrain.system.machine import load_extra
 from mptrain.system.pretrained import ATTRIBUTE, PretrainedWeights, hub_folder, require_hub, unavailable
 from mptrain.workloads.text.layers import problems_of_heads
 from mptrain.workloads.text.subwords import PAD

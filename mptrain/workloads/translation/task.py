@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mptrain.system.device import widest
-from mptrain.system.extras import load_extra, require_extra
 from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.system.machine import load_extra, require_extra
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Texts, perplexity
 from mptrain.workloads.text.subwords import BEGIN, PAD

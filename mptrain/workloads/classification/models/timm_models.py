@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.system.errors import ConfigError, did_you_mean
-from mptrain.system.extras import load_extra
+from mptrain.system.machine import load_extra
 from mptrain.system.pretrained import ATTRIBUTE, FIT, PretrainedWeights, hub_file, url_file
 from mptrain.workloads.classification.models.published import require_size
 

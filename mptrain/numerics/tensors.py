@@ -1,18 +1,25 @@
-"""Exponent histograms of tensors: counts of values by floor(log2 |x|), taken on the tensor's device from the bits.
+"""Exponent histograms of tensors, conversion to narrower dtypes, and shards of tensors.
+
+An exponent histogram counts values by floor(log2 |x|), on the tensor's device, from the bits.
 
 The exponent of an FP32 number is stored in eight bits, so a histogram over all exponents needs no logarithm and has no
 out-of-range values. FP16 and bfloat16 values convert to FP32 exactly.
+
+Shards are those of ``torch.distributed.fsdp.fully_shard``: contiguous along the first dimension and of equal length,
+except the last ones, which may be shorter or empty. Each rank holds one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.system.records import ExponentCounts
+from mptrain.system.torch_private import local_shard
 
 #: Layout of the result of `count_exponents`: 256 biased exponents, zeros, NaN, bits of the largest finite magnitude.
 _BINS = 256
@@ -111,3 +118,61 @@ def read_counts(places: list[int], dtype: torch.dtype) -> ExponentCounts:
         lowest=first - _BIAS if filled else 0,
         counts=tuple(bins[first : last + 1]),
     )
+
+
+def limited(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Clamp finite values to the range of a float dtype, ±65504 for FP16; inf, NaN and the tensor's own dtype stay."""
+    largest = torch.finfo(dtype).max
+    return torch.where(value.isfinite(), value.clamp(-largest, largest), value)
+
+
+def saturated(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a tensor to another float dtype, clamping finite values to its range; inf and NaN stay."""
+    narrows = torch.finfo(dtype).max < torch.finfo(value.dtype).max
+    return (limited(value, dtype) if narrows else value).to(dtype)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is sharded (a DTensor), so that this rank holds only a part of it."""
+    return hasattr(tensor, "placements")
+
+
+def is_first_copy(tensor: Tensor) -> bool:
+    """Return whether no rank before this one holds the same shard of a sharded tensor, as replicas do (HSDP)."""
+    mesh, placements = cast("Any", tensor).device_mesh, cast("Any", tensor).placements
+    return {mesh.get_local_rank(dim) for dim, one in enumerate(placements) if one.is_replicate()} <= {0}
+
+
+def part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard, in the same memory and without autograd graph; a plain tensor is returned unchanged."""
+    return local_shard(tensor) if is_sharded(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor whole, by a collective that every rank must call; a plain tensor stays unchanged."""
+    return cast("Any", tensor.detach()).full_tensor() if is_sharded(tensor) else tensor
+
+
+def as_part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """Wrap this rank's plain shard in a DTensor like ``like``; return it unchanged if sharded or ``like`` is plain."""
+    if not is_sharded(like) or is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    kind = cast("Any", like)
+    return DTensor.from_local(
+        tensor, kind.device_mesh, kind.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def part_for(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the rows of a whole tensor, equal on all ranks, that this rank holds of a sharded one of its shape.
+
+    A sharded tensor gives its own shard. If ``like`` is plain, the tensor is returned whole.
+    """
+    if is_sharded(tensor) or not is_sharded(like):
+        return part(tensor)
+    mesh = cast("Any", like).device_mesh
+    length = -(-len(like) // mesh.size())
+    first = mesh.get_local_rank() * length  # at or past the end for ranks with an empty shard
+    return tensor[first : first + length]
