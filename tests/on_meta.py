@@ -29,8 +29,7 @@ from mptrain.engine.step_runner import StepRunner
 from mptrain.precision import apply
 from mptrain.precision.apply import cast_floating
 from mptrain.precision.upcast import EagerMode, products
-from mptrain.run.build.learners import build_learners
-from mptrain.run.build.parts import build
+from mptrain.run.build.parts import build, build_learners
 
 META = torch.device("meta")
 AUTOCAST = torch.autocast

@@ -13,8 +13,7 @@ from benchmarks.cases.case import Case, Setting
 from benchmarks.results import Measurement, measured
 from benchmarks.timing import Estimate, estimate
 from mptrain.runlog import RecordWriter, create_run
-from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.saver import Saver
+from mptrain.runlog.checkpoints import CheckpointStore, Saver
 
 TENSORS = 160
 

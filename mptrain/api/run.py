@@ -44,7 +44,7 @@ class Run(run_reader.Run):
         from mptrain.config.compose import reload
         from mptrain.engine.checkpointing import require_same_schema
         from mptrain.engine.weights_io import load_matching, plain_weights
-        from mptrain.run.build.new_inputs import saved_facts
+        from mptrain.run.prediction import saved_facts
         from mptrain.runlog.checkpoints import CheckpointStore
 
         config = reload(self.config, overrides)

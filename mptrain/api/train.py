@@ -13,8 +13,8 @@ from mptrain.cli.messages import warn
 from mptrain.cli.train import displays
 from mptrain.config.compose import compose
 from mptrain.run.attempt import RunInfo
-from mptrain.run.start import launch
-from mptrain.runlog.sink import Sink
+from mptrain.run.resume import launch
+from mptrain.runlog.record_writer import Sink
 from mptrain.system.errors import ConfigError, UsageError, instance
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 
@@ -38,7 +38,7 @@ def train(
         overrides: ``KEY=VALUE`` or ``GROUP=OPTION``, such as ``model=resnet18`` and ``precision=amp_dynamic``.
         data: Map-style datasets of torch: one to train on, or a tuple or mapping of ``train``, ``val`` and ``test``,
             whose samples are pairs (input, target). None for the configured ``dataset``.
-        callbacks: Sinks of the run's records (`mptrain.runlog.sink.Sink`), with ``take(record)`` and ``close()``.
+        callbacks: Sinks of the run's records (`mptrain.runlog.record_writer.Sink`): ``take(record)``, ``close()``.
         show: Print the run's progress.
         config_dirs: Folder, or folders, with groups and options of your own.
         config_name: Name of another top-level configuration.

@@ -10,7 +10,7 @@ from mptrain import shelves
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say
 from mptrain.cli.places import place_or_last
-from mptrain.report.report_files import ReportFiles, write_report
+from mptrain.report.html_and_markdown import ReportFiles, write_report
 from mptrain.runlog.directory import RunDirectory, open_run
 from mptrain.system.errors import EXIT_OK, UsageError
 

@@ -20,12 +20,12 @@ from mptrain.precision.support import unaligned_in_words
 from mptrain.run.attempt import Outcome, RunInfo
 from mptrain.run.describe import describe_parts
 from mptrain.run.evaluation import Evaluation, evaluate_run
+from mptrain.run.resume import launch
 from mptrain.run.resume import resume as resume_run
-from mptrain.run.start import launch
 from mptrain.runlog.atomic_files import readable_bytes, write_atomically
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_state import memory_in_words
 from mptrain.runlog.strict_json import read_object
-from mptrain.runlog.summary_file import memory_in_words
 from mptrain.system.errors import EXIT_OK
 from mptrain.system.records import EventRecord, Record
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from mptrain.cli.answers.answer import Answer
     from mptrain.config.schema import Config
     from mptrain.engine.options import LogOptions
-    from mptrain.run.by_class import ByClass
-    from mptrain.runlog.sink import Sink
+    from mptrain.run.evaluation import ByClass
+    from mptrain.runlog.record_writer import Sink
 
 
 def train(config: Config, sinks: Sequence[Sink] = ()) -> int:
@@ -92,7 +92,7 @@ def evaluate(
         _say_evaluation(evaluation, which)  # first, because the page may not be writable
         if found:
             from mptrain.cli.blocks import print_blocks
-            from mptrain.report.by_class_page import class_table
+            from mptrain.report.run_page import class_table
 
             page = _write_by_class(evaluation.root, found)
             print_blocks(class_table(found.class_names, found.confusion))
@@ -108,8 +108,8 @@ def evaluate(
 
 
 def _write_by_class(root: Path, found: ByClass) -> Path:
-    from mptrain.report.by_class_page import by_class_page
-    from mptrain.report.report_files import write_page
+    from mptrain.report.html_and_markdown import write_page
+    from mptrain.report.run_page import by_class_page
 
     mistakes = [(one.sample, one.true, one.said, one.probability, one.text) for one in found.mistakes]
     page = by_class_page(

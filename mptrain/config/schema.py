@@ -76,7 +76,7 @@ class ExtensionOptions:
 
     Attributes:
         allow: Packages, or patterns (``mypkg.*``), whose code YAML may call besides mptrain's own.
-        sinks: Classes, ``mypkg.module.Name``, that receive the records of a run (`mptrain.runlog.sink.Sink`).
+        sinks: Classes, ``mypkg.module.Name``, that receive the records of a run (`mptrain.runlog.record_writer.Sink`).
     """
 
     allow: tuple[TargetPattern, ...] = ()

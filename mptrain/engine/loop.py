@@ -30,7 +30,7 @@ from mptrain.system.records import EventRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.telemetry import NoStorage, Storage
-    from mptrain.runlog.sink import Sink
+    from mptrain.runlog.record_writer import Sink
     from mptrain.workloads.base.batch import Batch
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mptrain.engine.options import LogOptions
     from mptrain.engine.ring import Ring
     from mptrain.engine.step import Learner
-    from mptrain.runlog.sink import Sink
+    from mptrain.runlog.record_writer import Sink
 
 
 #: Fields of the step record that are values of the step.

@@ -13,11 +13,9 @@ from mptrain.engine.resources import Clock, memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.numerics.words import listed
-from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.record_writer import RecordWriter
+from mptrain.runlog.checkpoints import CheckpointStore, NoSaver, Saver
+from mptrain.runlog.record_writer import Fanout, NoRecords, RecordWriter, Sink
 from mptrain.runlog.run_paths import RunPaths
-from mptrain.runlog.saver import NoSaver, Saver
-from mptrain.runlog.sink import Fanout, NoRecords, Sink
 from mptrain.system.records import EventRecord, ProgressRecord, Record, StepRecord
 from mptrain.workloads.base.faulty_samples import describe
 

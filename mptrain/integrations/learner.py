@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mptrain.engine.ring import StepValues
-from mptrain.integrations.histograms import UpdateHistograms
 from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite
-from mptrain.integrations.updates import Facts, Rates, UpdateLog
+from mptrain.integrations.updates import Facts, Rates, UpdateHistograms, UpdateLog
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.system.torch_private import is_within_step, skips_on_device
 

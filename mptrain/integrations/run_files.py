@@ -20,8 +20,7 @@ from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import create_run
 from mptrain.runlog.record_writer import RecordWriter
 from mptrain.runlog.run_paths import WATCHED, RunPaths
-from mptrain.runlog.run_state import RunState
-from mptrain.runlog.summary_file import write_summary
+from mptrain.runlog.run_state import RunState, write_summary
 from mptrain.system.errors import StorageError
 from mptrain.system.process_state import cuda_backends, device_in_words, git_commit, versions_now
 from mptrain.system.records import (

@@ -25,7 +25,7 @@ from mptrain.integrations.torch_calls import Listener, listen, watch_losses
 from mptrain.integrations.updates import UpdateLog
 from mptrain.numerics.tensors import is_sharded
 from mptrain.probe.module_trail import Models, named_models, parameter_names, unwrapped
-from mptrain.runlog.sink import Fanout
+from mptrain.runlog.record_writer import Fanout
 from mptrain.system.errors import StorageError, UsageError
 from mptrain.system.records import (
     EvalRecord,

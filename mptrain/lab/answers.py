@@ -10,7 +10,7 @@ from mptrain.cli.answers.answer import Answer, Data
 from mptrain.lab.machine import Machine
 from mptrain.numerics.forecast import ScaleForecast, UnseenTensor
 from mptrain.report.forecast_blocks import MeasuredRun
-from mptrain.report.report_files import ReportFiles
+from mptrain.report.html_and_markdown import ReportFiles
 from mptrain.report.run_blocks import scale_words
 from mptrain.runlog.diagnosis_file import Examination, Fix
 

@@ -33,7 +33,7 @@ from mptrain.numerics.overflow_check import Measure, Verdict
 from mptrain.numerics.words import counted
 from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
 from mptrain.report.run_blocks import histogram_words, is_watched, unfinished_note
-from mptrain.run.build.learners import build_scaler
+from mptrain.run.build.parts import build_scaler
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.scaler.base import Scaler, ScalerState

@@ -28,7 +28,7 @@ from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.probe.module_trail import LOSS, ModuleTrail
 from mptrain.probe.observer import NonfiniteTensor, Observation, Observer, OperatorError, nonfinite_parameters, one_line
-from mptrain.runlog.sink import Fanout
+from mptrain.runlog.record_writer import Fanout
 from mptrain.system.errors import out_of_memory
 from mptrain.system.process_state import random_state, set_random_state
 from mptrain.system.torch_private import tree_map

@@ -16,8 +16,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id
-from mptrain.logger.series import flat, numbers, points
+from mptrain.logger.base import TrackedRun, TrackerOptions, flat, load_or_create_id, numbers, points
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord, Record
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mptrain.logger.base import TrackedRun, TrackerOptions
-from mptrain.logger.series import flat, markdown_table, points
+from mptrain.logger.base import TrackedRun, TrackerOptions, flat, markdown_table, points
 from mptrain.system.files import read_bytes
 from mptrain.system.records import EventRecord, OverflowRecord, Record
 

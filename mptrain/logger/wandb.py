@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id
-from mptrain.logger.series import numbers, points, read_table
+from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id, numbers, points, read_table
 from mptrain.system.records import EventRecord, Record
 
 

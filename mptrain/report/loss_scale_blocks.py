@@ -14,10 +14,9 @@ from matplotlib.axes import Axes
 
 from mptrain.numerics.words import counted, elided, scale
 from mptrain.report import plotting
-from mptrain.report.curves import EXTREMES, MARK, Curve, in_groups
 from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
 from mptrain.report.run_blocks import OpenedRun
-from mptrain.report.run_history import LearnerHistory, Offender, Overflows
+from mptrain.report.run_history import EXTREMES, MARK, Curve, LearnerHistory, Offender, Overflows, in_groups
 from mptrain.system.records import MAX_TENSORS
 
 #: Maximum parameters that overflowed in the figure, and in the table.

@@ -28,8 +28,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from mptrain.numerics.words import MINUS, elided, plain
-from mptrain.report.curves import Points
 from mptrain.report.page import Chart, Series
+from mptrain.report.run_history import Points
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # silences notices about its font cache
 

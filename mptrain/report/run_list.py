@@ -20,7 +20,7 @@ from mptrain.report.page import Bullets, Cell, Page, Table, Tone, section, table
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import runs_below
 from mptrain.runlog.run_reader import Run, read_run
-from mptrain.runlog.summary_file import lower_is_better
+from mptrain.runlog.run_state import lower_is_better
 from mptrain.system.errors import StorageError, UsageError, either, suggest
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "killed": "bad", "preempted": "warn"}

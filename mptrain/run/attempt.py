@@ -18,17 +18,29 @@ from mptrain.engine.telemetry import NoStorage, Storage
 from mptrain.parallel.communicator import Communicator
 from mptrain.precision.support import Support, require_support
 from mptrain.run.build.parts import build
-from mptrain.run.consistency import Change, changed_training_data, digests_of, trained_on
+from mptrain.run.consistency import Change, changed_training_data, digests_of, require_same_ranks, trained_on
 from mptrain.run.describe import describe, group_members
 from mptrain.run.failure_report import explain_error, failure_status
-from mptrain.run.same_ranks import require_same_ranks
 from mptrain.run.tracking import track
-from mptrain.runlog import RecordWriter, RunDirectory, RunState, truncate_records, write_atomically, write_summary
+from mptrain.runlog import (
+    RecordWriter,
+    RunDirectory,
+    RunState,
+    truncate_records,
+    write_atomically,
+    write_summary,
+)
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
+from mptrain.runlog.record_writer import Fanout, Sink, read_trained, write_trained
 from mptrain.runlog.run_paths import RunPaths
-from mptrain.runlog.sink import Fanout, Sink
-from mptrain.runlog.trained_samples import read_trained, write_trained
-from mptrain.system.errors import EXIT_OK, ConfigError, MptrainError, Preempted, StorageError, instance
+from mptrain.system.errors import (
+    EXIT_OK,
+    ConfigError,
+    MptrainError,
+    Preempted,
+    StorageError,
+    instance,
+)
 from mptrain.system.files import expanded
 from mptrain.system.records import EventRecord
 
@@ -173,7 +185,7 @@ def _sink(path: str, allow: tuple[str, ...]) -> Sink:
     made: Sink = Target(path, {}, allow).build()
     if missing := [name for name in ("take", "close") if not callable(getattr(made, name, None))]:
         what = f"extensions.sinks: {path} returned {instance(made)} without {' and '.join(missing)}"
-        raise ConfigError(what, "see mptrain/runlog/sink.py")
+        raise ConfigError(what, "see mptrain/runlog/record_writer.py")
     return made
 
 

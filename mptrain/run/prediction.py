@@ -6,25 +6,77 @@ import contextlib
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
 
 from mptrain.config.compose import reload
-from mptrain.config.targets import parameters
+from mptrain.config.targets import DATA_FACTS, parameters
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.parts import Parts
-from mptrain.run.build.new_inputs import open_new_inputs
 from mptrain.run.evaluation import built
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
+from mptrain.runlog.strict_json import read_object
 from mptrain.system.device import capabilities
-from mptrain.system.errors import UsageError
+from mptrain.system.errors import ConfigError, DataError, UsageError
 from mptrain.system.process_state import settings_restored
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.task import Task
+from mptrain.workloads.detection.new_scenes import NewScenes
+from mptrain.workloads.enhancement.new_photos import NewPhotos
+from mptrain.workloads.images.new_pictures import NewPictures
+from mptrain.workloads.language.new_prompts import NewPrompts
+from mptrain.workloads.speech.new_recordings import NewRecordings
+from mptrain.workloads.text.new_texts import NewTexts
+from mptrain.workloads.translation.new_sentences import NewSentences
+
+#: Readers by the attribute ``inputs`` of data sets.
+KINDS: dict[str, type[NewInputs]] = {
+    "pictures": NewPictures,
+    "scenes": NewScenes,
+    "photos": NewPhotos,
+    "texts": NewTexts,
+    "sentences": NewSentences,
+    "prompts": NewPrompts,
+    "recordings": NewRecordings,
+}
+
+
+def open_new_inputs(file: Path) -> NewInputs:
+    """Return the reader of new inputs that the ``data.json`` of a run describes.
+
+    Raises:
+        DataError: It describes none, because the data set has no such reader or the file is damaged.
+        StorageError: It cannot be read.
+    """
+    card = read_object(file)
+    kind = card.get("inputs")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise DataError(
+            f"{file} does not say how new inputs are read: its data set is {card.get('name', 'unknown')}",
+            "data sets of pictures, texts and recordings that come with mptrain do, in runs whose end names predict; "
+            "from Python Run.model() takes tensors",
+        )
+    try:
+        return KINDS[kind](card, _facts(card))
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError) as error:
+        raise DataError(
+            f"{file} is damaged: {type(error).__name__}: {error}", "restore it from a copy, or train again"
+        ) from error
+
+
+def saved_facts(file: Path) -> dict[str, Any]:
+    """Return the facts of the data in the ``data.json`` of a run, such as the number of classes, by name."""
+    return _facts(read_object(file))
+
+
+def _facts(card: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: card[name] for name in DATA_FACTS if name in card}
+
 
 #: Inputs that are known at a time, so that endless ones need no memory.
 _AT_A_TIME = 4096

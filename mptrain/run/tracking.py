@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mptrain.config.schema import Config
 from mptrain.logger import Logger, NoLogger, TrackedRun, TrackerProcess
 from mptrain.runlog import RunDirectory
-from mptrain.runlog.sink import Fanout, Sink
+from mptrain.runlog.record_writer import Fanout, Sink
 from mptrain.system.errors import ConfigError, MptrainError
 
 

@@ -6,14 +6,11 @@ from their own module, `mptrain.runlog.checkpoints`.
 """
 
 from mptrain.runlog.atomic_files import readable_bytes, storage_errors, write_atomically
-from mptrain.runlog.directory import RunDirectory, create_run, existing_run, find_run, last_run, open_run
-from mptrain.runlog.lock import LockHolder
-from mptrain.runlog.record_writer import RecordWriter, truncate_records
+from mptrain.runlog.directory import LockHolder, RunDirectory, create_run, existing_run, find_run, last_run, open_run
+from mptrain.runlog.record_writer import Fanout, RecordWriter, Sink, truncate_records
 from mptrain.runlog.run_paths import RunPaths, check_run_name
 from mptrain.runlog.run_reader import Run, read_run
-from mptrain.runlog.run_state import Attempt, RunState
-from mptrain.runlog.sink import Fanout, Sink
-from mptrain.runlog.summary_file import read_summary, write_summary
+from mptrain.runlog.run_state import Attempt, RunState, read_summary, write_summary
 
 __all__ = [
     "Attempt",

@@ -40,7 +40,7 @@ class Manifest:
         metric: The metric of exactly these weights on validation data; None if they were not evaluated.
         digests: SHA-256 of each record file up to its length in ``records``, by name.
         schema: Version of the file's layout.
-        parts: Name of the folder of tensor shards (`mptrain.runlog.checkpoint_shards`); empty if there is none.
+        parts: Name of the folder of tensor shards (`mptrain.runlog.checkpoint_data`); empty if there is none.
         part_files: SHA-256 of the shard files by name.
     """
 

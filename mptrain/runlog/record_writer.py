@@ -1,7 +1,10 @@
-"""Writer of a run's record files: steps.jsonl, events.jsonl, epochs.csv and, if recorded, histograms.jsonl.
+"""Consumers of a run's records, and the writer of the files steps.jsonl, events.jsonl, epochs.csv and histograms.jsonl.
 
 Lines are buffered and written in large pieces, so a record costs no system call. All files are append-only and binary.
 A checkpoint stores their byte lengths, which is enough to remove the records that came after it.
+
+Records (`mptrain.system.records`) describe steps, epochs, evaluations and other events as frozen dataclasses. A sink
+displays or stores them. It must not change training and never receives a tensor.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from mptrain.runlog.atomic_files import digest_of, storage_errors, sync_folder, write_all
-from mptrain.runlog.run_paths import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
+from mptrain.runlog.atomic_files import digest_of, storage_errors, sync_folder, write_all, write_atomically
+from mptrain.runlog.run_paths import EPOCHS, EVENTS, HISTOGRAMS, RUN_JSON, STEPS, RunPaths
 from mptrain.system.errors import StorageError
-from mptrain.system.files import open_in_place, open_to_read
+from mptrain.system.files import open_in_place, open_to_read, read_bytes
 from mptrain.system.masking import masker
 from mptrain.system.records import (
     EpochRecord,
@@ -328,3 +331,86 @@ def _step_line(*words: str | bool, applied: bool) -> str:
     values = {name: json.dumps(word).replace("%", "%%") for name, word in zip(_WORDS, words, strict=True)}
     names = [field.name for field in fields(StepRecord) if applied or field.name != "applied_norm"]
     return "{" + ", ".join(f'"{name}": {values.get(name, "%r")}' for name in names) + "}"
+
+
+class Sink(Protocol):
+    """Protocol of consumers of a training run's records, such as the writer of its files or a progress display."""
+
+    def take(self, record: Record) -> None:
+        """Accept one record, in the order of the events, and ignore it if the sink does not use records of its type."""
+
+    def close(self) -> None:
+        """Store or display all pending records and release resources; accept no records afterwards.
+
+        A second call does nothing.
+        """
+
+
+class NoRecords:
+    """Sink that discards all records of a run, with the methods of `RecordWriter` that ranks other than 0 call."""
+
+    def take(self, record: Record) -> None:
+        """Discard the record."""
+
+    def flush(self) -> dict[str, int]:
+        """Return an empty dict, because no file has any records."""
+        return {}
+
+    def close(self) -> None:
+        """Do nothing: there are no pending records."""
+
+
+class Fanout:
+    """Sink that passes every record of a run to several sinks."""
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self.sinks = tuple(sinks)
+
+    def take(self, record: Record) -> None:
+        """Pass the record to every sink, in order."""
+        for sink in self.sinks:
+            sink.take(record)
+
+    def close(self) -> None:
+        """Close every sink, even if one of them fails, and then raise the first failure."""
+        failures: list[Exception] = []
+        for sink in self.sinks:
+            try:
+                sink.close()
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+
+#: Bytes of a digest (see `mptrain.workloads.base.sample_digests`).
+SIZE = 8
+
+
+def read_trained(weights: Path) -> frozenset[bytes]:
+    """Read the digests of the samples that weights were trained on; none without a record or without digests.
+
+    ``weights`` is a run directory, a file inside one, or an exported file, which has the record `beside` it.
+    """
+    weights = weights.absolute()
+    run = next((folder for folder in (weights, *weights.parents[:2]) if (folder / RUN_JSON).is_file()), weights)
+    path = beside(weights) if beside(weights).is_file() else RunPaths(run).trained_samples
+    if not path.is_file():
+        return frozenset()
+    with storage_errors(path, "read"):
+        content = read_bytes(path)
+    if len(content) % SIZE:
+        raise StorageError(
+            f"{path} is damaged: its size is no multiple of {SIZE} bytes", "restore the file from a copy"
+        )
+    return frozenset(content[start : start + SIZE] for start in range(0, len(content), SIZE))
+
+
+def beside(weights: Path) -> Path:
+    """Return the path of the record of exported weights outside a run directory."""
+    return weights.with_name(f"{weights.name}.trained_samples")
+
+
+def write_trained(path: Path, digests: frozenset[bytes]) -> None:
+    """Write the digests of the samples that weights are trained on, replacing the file atomically."""
+    write_atomically(path, b"".join(sorted(digests)))

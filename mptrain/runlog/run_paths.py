@@ -63,7 +63,7 @@ class RunPaths:
     histograms = PathInside(HISTOGRAMS)
     #: Description of the data: labels, preparation, files; JSON.
     data = PathInside("data.json")
-    #: Digests of the samples that the weights were trained on (see `mptrain.runlog.trained_samples`), 8 bytes each.
+    #: Digests of the samples that the weights were trained on (see `mptrain.runlog.record_writer`), 8 bytes each.
     trained_samples = PathInside("trained_samples.bin")
     #: The final numbers, JSON with a schema number.
     summary = PathInside("summary.json")

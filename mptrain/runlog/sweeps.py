@@ -21,9 +21,8 @@ from typing import Any, Literal
 from mptrain.runlog.atomic_files import require_no_links, write_atomically
 from mptrain.runlog.run_paths import PathInside, RunPaths, name_problem
 from mptrain.runlog.run_reader import Run
-from mptrain.runlog.run_state import now
+from mptrain.runlog.run_state import now, read_summary
 from mptrain.runlog.strict_json import read_object
-from mptrain.runlog.summary_file import read_summary
 from mptrain.system.errors import EXIT_NUMERICS, StorageError
 from mptrain.system.fields import NonNegativeInt
 from mptrain.system.masking import masked

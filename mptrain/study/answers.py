@@ -10,9 +10,9 @@ from typing_extensions import Self, override
 
 from mptrain.cli.answers.answer import Answer, Data
 from mptrain.cli.answers.report import Report as RunReport
-from mptrain.report.curves import BUCKETS
-from mptrain.report.report_files import ReportFiles
+from mptrain.report.html_and_markdown import ReportFiles
 from mptrain.report.run_blocks import open_or_reason
+from mptrain.report.run_history import BUCKETS
 from mptrain.runlog.sweeps import SweepJob, SweepPaths, is_sweep, read_sweep
 from mptrain.study.comparison.logs.compare_logs import LogComparison
 from mptrain.study.comparison.results import Comparison, RunMeasures, read_comparisons

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from mptrain.cli.answers.answer import Answer
+    from mptrain.report.html_and_markdown import ReportFiles
     from mptrain.report.page import Page
-    from mptrain.report.report_files import ReportFiles
 
 
 @command(
@@ -160,7 +160,7 @@ def page_of(path: Path) -> Page:
 
 def written_together(folders: Sequence[Path]) -> tuple[Path, ReportFiles]:
     """Write one report of several runs into a new folder below ``outputs/reports``; return the folder and the files."""
-    from mptrain.report.report_files import ReportFiles, write_page
+    from mptrain.report.html_and_markdown import ReportFiles, write_page
     from mptrain.runlog.atomic_files import folder_at_once
     from mptrain.study.pages.runs_together import runs_page
     from mptrain.study.sweep.runner import fresh_place

@@ -87,7 +87,7 @@ def jobs(monkeypatch):
         "mptrain.study.recipe.reproduction.check", lambda points, composer, program: validate(points, composer)
     )
     monkeypatch.setattr(
-        "mptrain.report.report_files.write_report", lambda folder: SimpleNamespace(html=folder / "report.html")
+        "mptrain.report.html_and_markdown.write_report", lambda folder: SimpleNamespace(html=folder / "report.html")
     )
     return found
 

@@ -12,7 +12,7 @@ import pytest
 from report.folders import make_run
 from small_runs import command, environment, run_in_process
 
-from mptrain.runlog.lock import hold_lock
+from mptrain.runlog.directory import hold_lock
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_a_network_with_references_to_itself_is_evaluated_with_the_weights_asked
     tmp_path, monkeypatch, precision, wide
 ):
     words = (*TINY, f"precision={precision}", "train.ema_decay=0.9", f"precision.eval={wide}", "train.max_steps=12")
-    monkeypatch.setattr("mptrain.run.build.model.build_model", lambda *_: Entangled())
+    monkeypatch.setattr("mptrain.run.build.parts.build_model", lambda *_: Entangled())
     torch.manual_seed(0)
     loop = loop_of(tmp_path, *words)
     loop.run()

@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
-import mptrain.run.build.model
 import mptrain.run.build.parts
 from mptrain.config.compose import compose
 from mptrain.engine.checkpointing import take_snapshot
@@ -150,7 +149,7 @@ def outcome(cell, mode, case, monkeypatch):
         nets[:] = [Net(what, how, where) if inside else Net()]
         return nets[0]
 
-    monkeypatch.setattr(mptrain.run.build.model, "build_model", make)
+    monkeypatch.setattr(mptrain.run.build.parts, "build_model", make)
     monkeypatch.setattr(torch.optim, "Mine", Mine, raising=False)
     monkeypatch.setattr(Mine, "change", None if inside else (what, how, where, nets))
     judge, count = Weights.judge, [0]
@@ -217,7 +216,7 @@ ROUNDED: list[str] = []
 
 def run(net, *words, batches=8, kind=None, monkeypatch):
     """The parts of a run of a network after some steps, and all that was said to the user."""
-    monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda *_: net())
+    monkeypatch.setattr(mptrain.run.build.parts, "build_model", lambda *_: net())
     if kind is not None:
         kind.__module__ = "torch.optim"
         monkeypatch.setattr(torch.optim, kind.__name__, kind, raising=False)
@@ -441,7 +440,7 @@ def test_means_over_all_batches_and_observers_that_start_at_inf_accumulate(momen
     ("kind", "names"), [(Clips, "body.weight"), (Embeds, "first.weight"), (Accumulates, "mean, steps")]
 )
 def test_what_forward_passes_change_in_half_precision_is_warned_of(kind, names, monkeypatch):
-    monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda *_: kind())
+    monkeypatch.setattr(mptrain.run.build.parts, "build_model", lambda *_: kind())
     for precision, warns in (("fp32", False), ("amp_bf16", False), ("bf16", True)):
         parts, options = mptrain.run.build.parts.build(compose((*TINY, "train.max_steps=2", f"precision={precision}")))
         said = []

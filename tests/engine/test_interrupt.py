@@ -12,7 +12,7 @@ import pytest
 from mptrain.cli.main import main
 from mptrain.engine.interrupt import EndRequested, SignalListener, end_at_signals
 from mptrain.engine.loop import Loop
-from mptrain.run import attempt, start
+from mptrain.run import attempt, resume
 from mptrain.system.errors import Preempted
 
 TINY = ("model=mlp", "dataset.train_samples=32", "train.epochs=1", "run.name=run", "run.resume=auto")
@@ -86,7 +86,7 @@ def test_a_handler_that_python_cannot_restore_stays_set(monkeypatch):
 @pytest.mark.parametrize("place", ["create_run", "Loop", "write_summary", "_close"])
 def test_sigterm_before_and_after_training_ends_with_75_and_the_run_goes_on(tmp_path, monkeypatch, capsys, place):
     monkeypatch.chdir(tmp_path)
-    module = start if place in ("build", "create_run") else attempt
+    module = resume if place in ("build", "create_run") else attempt
     inner = getattr(module, place)
 
     def asked(*arguments, **named):

@@ -10,7 +10,6 @@ from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, part
 from torch import nn
 
 import mptrain.precision.upcast
-import mptrain.run.build.model
 import mptrain.run.build.parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.precision.census import OperatorCensus
@@ -212,7 +211,7 @@ class Functional(Rarely):
 )
 def test_kernels_are_kept_that_some_step_may_need(tmp_path, native_half, monkeypatch, network, precision, kept):
     if network:
-        monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda config, dataset: network(**dataset.facts()))
+        monkeypatch.setattr(mptrain.run.build.parts, "build_model", lambda config, dataset: network(**dataset.facts()))
     loop, operators = operators_kept(tmp_path, f"precision={precision}")
     assert kept <= operators
     assert isinstance(loop.parts.plan.products.context, contextlib.nullcontext) == (not operators) == (network is None)

@@ -205,7 +205,7 @@ class Drawing(nn.Module):
 
 
 def test_every_generator_is_seeded_saved_and_left_alone_by_evaluation(tmp_path, monkeypatch):
-    monkeypatch.setattr("mptrain.run.build.model.build_model", lambda *_: Drawing())
+    monkeypatch.setattr("mptrain.run.build.parts.build_model", lambda *_: Drawing())
 
     def losses(root):
         np.random.seed(len(str(root)))  # whatever the process has drawn before

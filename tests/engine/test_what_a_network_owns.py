@@ -16,7 +16,6 @@ from small_runs import TINY
 from torch import nn
 from torch.nn import functional as F
 
-import mptrain.run.build.model
 import mptrain.run.build.parts
 from mptrain.config.compose import compose
 from mptrain.engine.buffer_guard import Thawed
@@ -26,7 +25,7 @@ from mptrain.engine.private_state import PrivateState
 from mptrain.engine.rehearsal import rehearse, rounded_numbers
 from mptrain.engine.step import train_step
 from mptrain.engine.telemetry import NoStorage
-from mptrain.run.build.refusals import require_still_shared, sharing_memory
+from mptrain.run.build.parallelism import require_still_shared, sharing_memory
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
@@ -241,7 +240,7 @@ DEEPER = {}
 
 
 def new_loop(make, monkeypatch, *words):
-    monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda *_: make())
+    monkeypatch.setattr(mptrain.run.build.parts, "build_model", lambda *_: make())
     return Loop(*mptrain.run.build.parts.build(compose((*WORDS, *PLAIN, *words))), NoStorage(RunPaths(Path("unused"))))
 
 

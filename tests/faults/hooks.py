@@ -34,12 +34,12 @@ class Hooks:
     def install(self):
         from mptrain.cli import train
         from mptrain.engine import evaluate, loop
-        from mptrain.run import attempt, start
+        from mptrain.run import attempt, resume
         from mptrain.runlog.checkpoints import CheckpointStore
         from mptrain.runlog.directory import RunDirectory
 
         for holder, name in (
-            (start, "build"), (start, "create_run"), (start, "existing_run"), (attempt, "truncate_records"),
+            (resume, "build"), (resume, "create_run"), (resume, "existing_run"), (attempt, "truncate_records"),
             (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse_run"), (train, "displays"),
         ):  # fmt: skip
             self._wrap(holder, name, "start")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from report.folders import make_comparison, make_sweep
 
 from mptrain.report import plotting
-from mptrain.report.report_files import page_of
+from mptrain.report.html_and_markdown import page_of
 from mptrain.runlog.sweeps import SweepPaths, read_sweep
 from mptrain.study.comparison.results import read_comparisons, write_comparisons
 

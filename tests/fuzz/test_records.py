@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from study.comparison.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
 
 from mptrain.report import plotting
-from mptrain.report.report_files import page_of, write_report
+from mptrain.report.html_and_markdown import page_of, write_report
 from mptrain.report.run_history import read_history
 from mptrain.runlog import RecordWriter, RunPaths, open_run, read_run
 from mptrain.study.comparison.run_measures import measure

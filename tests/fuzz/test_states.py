@@ -18,8 +18,7 @@ from mptrain.config.compose import compose
 from mptrain.lab.diagnosis import diagnose_run
 from mptrain.lab.replay import replay_run
 from mptrain.run.evaluation import evaluate_run, export_run
-from mptrain.run.resume import resume
-from mptrain.run.start import launch
+from mptrain.run.resume import launch, resume
 from mptrain.runlog.manifest import manifest_name, read_manifest
 from mptrain.system.errors import CheckpointError, MptrainError
 

@@ -133,9 +133,9 @@ class Asking(nn.Module):
 
 
 def test_a_model_that_reads_on_the_host_is_refused_with_a_reason_and_trains_on(tmp_path, monkeypatch):
-    import mptrain.run.build.model
+    import mptrain.run.build.parts
 
-    monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda config, dataset: Asking(**dataset.facts()))
+    monkeypatch.setattr(mptrain.run.build.parts, "build_model", lambda config, dataset: Asking(**dataset.facts()))
     loop, refusals = trained(tmp_path, *TINY, "precision=fp32", "train.engine=graph")
     (refusal,) = refusals
     assert "runs without a CUDA graph" in refusal
@@ -154,9 +154,9 @@ class AskingInside(Asking):
 
 
 def test_a_capture_that_fails_leaves_stream_memory_and_random_numbers_as_they_were(tmp_path, monkeypatch):
-    import mptrain.run.build.model
+    import mptrain.run.build.parts
 
-    monkeypatch.setattr(mptrain.run.build.model, "build_model", lambda config, dataset: AskingInside(**dataset.facts()))
+    monkeypatch.setattr(mptrain.run.build.parts, "build_model", lambda config, dataset: AskingInside(**dataset.facts()))
     eager, _ = trained(tmp_path / "eager", *TINY, "precision=fp16_dynamic")
     stream = torch.cuda.current_stream()
     graph, refusals = trained(tmp_path / "graph", *TINY, "precision=fp16_dynamic", "train.engine=graph")

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from mptrain.runlog import RecordWriter, RunPaths
-from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.checkpoints import CheckpointStore, HostCopy, Saver
 from mptrain.runlog.manifest import read_manifest
-from mptrain.runlog.saver import HostCopy, Saver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

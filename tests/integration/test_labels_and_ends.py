@@ -12,8 +12,7 @@ from small_runs import TINY, run_in_process
 
 from mptrain.config.compose import compose
 from mptrain.run.evaluation import evaluate_run
-from mptrain.run.resume import resume
-from mptrain.run.start import launch
+from mptrain.run.resume import launch, resume
 from mptrain.system.errors import CheckpointError, ConfigError, DataError
 
 TEXT = (

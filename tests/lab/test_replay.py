@@ -8,8 +8,7 @@ from small_runs import TINY
 
 from mptrain.config.compose import compose
 from mptrain.lab.replay import replay_run
-from mptrain.run.resume import resume
-from mptrain.run.start import launch
+from mptrain.run.resume import launch, resume
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import ConfigError, DataError, StorageError, UsageError

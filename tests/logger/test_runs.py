@@ -13,8 +13,7 @@ from loops import each
 from small_runs import TINY, Kept, command, environment
 
 from mptrain.config.compose import Composer, compose, reload
-from mptrain.run.resume import resume
-from mptrain.run.start import launch
+from mptrain.run.resume import launch, resume
 from mptrain.study.sweep.points import expand, validate
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord, StepRecord

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mptrain.logger.series import flat, markdown_table, numbers, points, read_table
+from mptrain.logger.base import flat, markdown_table, numbers, points, read_table
 from mptrain.system.records import (
     EpochRecord,
     EvalRecord,

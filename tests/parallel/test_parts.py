@@ -25,7 +25,7 @@ from mptrain.numerics.overflow_check import LargestMagnitude, ShareAbove
 from mptrain.parallel.communicator import SINGLE_PROCESS
 from mptrain.parallel.launch import reap
 from mptrain.parallel.torchrun import RankFailed, describe_ended_rank, error_for_other_ranks, is_rank_loss
-from mptrain.runlog.checkpoint_shards import insert_shards, write_shards
+from mptrain.runlog.checkpoint_data import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, StorageError
 from mptrain.workloads.base.batch import Batch
@@ -383,5 +383,5 @@ def test_a_disk_that_refuses_one_rank_refuses_all(tmp_path, monkeypatch):
             write_shards(tmp_path / "x.parts", {"/weight": torch.ones(3)}, ranks)
         return str(refused.value).startswith("rank 1: ")
 
-    monkeypatch.setattr("mptrain.runlog.checkpoint_shards.write_state", refuse_one)
+    monkeypatch.setattr("mptrain.runlog.checkpoint_data.write_state", refuse_one)
     assert each_rank(3, write) == [True, False, True]

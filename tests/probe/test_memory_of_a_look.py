@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mptrain.integrations.histograms import UpdateHistograms
+from mptrain.integrations.updates import UpdateHistograms
 from mptrain.numerics.exponents import nonzero, total
 from mptrain.numerics.overflow_check import judge
 from mptrain.numerics.tensors import count_exponents

@@ -6,8 +6,7 @@ from html import escape
 import pytest
 from report.folders import interval, make_comparison, make_sweep
 
-from mptrain.report.html_and_markdown import html, markdown_page
-from mptrain.report.report_files import page_of
+from mptrain.report.html_and_markdown import html, markdown_page, page_of
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import Objection, write_comparisons
 from mptrain.study.pages.comparison_blocks import objections_list

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from mptrain.report.curves import Curve, in_groups, mean_over_runs
+from mptrain.report.run_history import Curve, in_groups, mean_over_runs
 
 
 def filled(values, most):

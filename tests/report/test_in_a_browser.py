@@ -13,8 +13,8 @@ from report.microscope import make_looked_at
 from report.test_write_report import hostile_run
 
 from mptrain.numerics.words import MINUS, UNKNOWN
+from mptrain.report.html_and_markdown import write_page, write_report
 from mptrain.report.page import Cell, Page, section, table
-from mptrain.report.report_files import write_page, write_report
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import write_comparisons
 from mptrain.study.pages.runs_together import runs_page

@@ -12,7 +12,7 @@ from report.folders import HOSTILE, make_run
 from mptrain.config.config_diff import flat
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.run_list import filtered, find_runs, ordered, runs_page, runs_table, sort_notes
-from mptrain.runlog.summary_file import read_summary, write_summary
+from mptrain.runlog.run_state import read_summary, write_summary
 from mptrain.system.errors import StorageError, UsageError
 
 CONFIG = """seed: {seed}

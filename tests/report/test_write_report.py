@@ -12,7 +12,7 @@ from report.folders import CONFIG, HOSTILE, make_comparison, make_run, make_swee
 from report.policy import without_script
 from small_runs import environment
 
-from mptrain.report.report_files import write_report
+from mptrain.report.html_and_markdown import write_report
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import write_comparisons
 from mptrain.system.errors import StorageError
@@ -117,7 +117,7 @@ def test_reports_never_import_torch(tmp_path):
     code = (
         "import sys, pathlib\n"
         "import mptrain.lab.pages.diagnosis_page, mptrain.report.run_blocks, mptrain.runlog.manifest\n"
-        "from mptrain.report.report_files import write_report\n"
+        "from mptrain.report.html_and_markdown import write_report\n"
         "for folder in sys.argv[1:]: write_report(pathlib.Path(folder))\n"
         "print(sorted({'torch', 'matplotlib.pyplot', 'hydra'} & set(sys.modules)))"
     )

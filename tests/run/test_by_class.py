@@ -11,7 +11,7 @@ from PIL import Image
 from small_runs import TINY, run_in_process
 
 from mptrain.numerics.words import UNKNOWN
-from mptrain.report.by_class_page import by_class_page, class_table
+from mptrain.report.run_page import by_class_page, class_table
 from mptrain.run.evaluation import evaluate_run
 from mptrain.system.errors import UsageError
 

@@ -78,7 +78,7 @@ def test_an_operator_that_is_not_deterministic_is_refused_by_name(tmp_path, monk
     def putting(config, dataset):
         return Putting(dataset.facts()["num_classes"], always=always)
 
-    monkeypatch.setattr("mptrain.run.build.model.build_model", putting)
+    monkeypatch.setattr("mptrain.run.build.parts.build_model", putting)
     ended = run_in_process(*WORDS, "train.deterministic=true", cwd=tmp_path)
     assert ended.returncode == 3, ended.stderr
     assert "train.deterministic=true: put_ of torch may give other bits each time" in ended.stderr

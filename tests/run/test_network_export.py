@@ -24,7 +24,7 @@ from mptrain.config.compose import compose
 from mptrain.run import network_export
 from mptrain.run.evaluation import export_run
 from mptrain.run.network_export import export_network
-from mptrain.run.start import launch
+from mptrain.run.resume import launch
 from mptrain.system.errors import ConfigError, NumericsError, StorageError
 
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -12,8 +12,8 @@ from pretended_ranks import each_rank
 from small_runs import environment
 
 from mptrain.config.compose import compose
-from mptrain.run import same_ranks
-from mptrain.run.same_ranks import require_same_ranks
+from mptrain.run import consistency
+from mptrain.run.consistency import require_same_ranks
 from mptrain.system.errors import ConfigError, user_packages
 
 WORDS = ("model=mlp", "dataset.train_samples=24", "dataset.val_samples=8", "train.batch_size=8", "train.epochs=1")
@@ -78,16 +78,16 @@ def test_sources_are_compared_by_content_wherever_they_lie(tmp_path, monkeypatch
     __import__("own.net")
     user_packages.add("own")
     try:
-        found = same_ranks._code_of_user()
+        found = consistency._code_of_user()
         assert {name: file for name, (_, file) in found.items() if name.partition(".")[0] in ("own", "beside")} == {
             "own": "__init__.py", "own.net": "net.py", "own.parts": "parts.py", "beside": "beside.py",
         }  # fmt: skip
-        ours = same_ranks._Ingredients("", found, {})
+        ours = consistency._Ingredients("", found, {})
         for name, file in (("own.parts", "parts.py"), ("beside", "beside.py")):
             theirs = replace(ours, code={**found, name: ("another digest", file)})
             assert list(theirs.differences(ours)) == [f"other code of {name} ({file}) than rank 0"]
         (tmp_path / "own/parts.py").write_text("# changed")
-        assert list(same_ranks._Ingredients("", same_ranks._code_of_user(), {}).differences(ours)) == [
+        assert list(consistency._Ingredients("", consistency._code_of_user(), {}).differences(ours)) == [
             "other code of own.parts (parts.py) than rank 0"
         ]
         one_more = replace(ours, code={**found, "own.tracker": ("of rank 0 alone", "tracker.py")})
@@ -99,7 +99,7 @@ def test_sources_are_compared_by_content_wherever_they_lie(tmp_path, monkeypatch
 
 
 def test_versions_that_differ_are_named():
-    ours = same_ranks._Ingredients("", {}, same_ranks._versions())
+    ours = consistency._Ingredients("", {}, consistency._versions())
     assert {"mptrain", "torch", "python", "numpy"} <= ours.versions.keys()
     theirs = replace(ours, versions={**ours.versions, "torch": "2.11.0"})
     assert list(theirs.differences(ours)) == [f"torch 2.11.0, rank 0 has {ours.versions['torch']}"]

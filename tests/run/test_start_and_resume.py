@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from mptrain.run.build.parts import build_model
 from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.engine.interrupt import EndRequested
 from mptrain.engine.loop import Loop
-from mptrain.run import start
-from mptrain.run.build.model import build_model
+from mptrain.run import resume
 from mptrain.run.build.parts import build
 
 WORDS = ("model=mlp", "model.hidden=[16]", "dataset.train_samples=64", "train.epochs=2", "run.name=run")
@@ -104,14 +104,14 @@ def test_a_run_without_its_configuration_is_not_taken_for_a_new_one(broken_off, 
 
 
 def test_a_configuration_that_changed_before_the_run_is_locked_is_not_undone(broken_off, monkeypatch, capsys):
-    lock = start.RunDirectory.lock
+    lock = resume.RunDirectory.lock
 
     def changed_first(directory):
         flip(broken_off / "config.yaml", "epochs: 2", "epochs: 3")
         return lock(directory)
 
     with monkeypatch.context() as patch:
-        patch.setattr(start.RunDirectory, "lock", changed_first)
+        patch.setattr(resume.RunDirectory, "lock", changed_first)
         assert main(["resume", "outputs/run", "train.epochs=4"]) == 6
     said = capsys.readouterr().err
     assert "config.yaml was changed while this process started" in said
@@ -120,7 +120,7 @@ def test_a_configuration_that_changed_before_the_run_is_locked_is_not_undone(bro
 
 def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start, "launch_ranks", None)
+    monkeypatch.setattr(resume, "launch_ranks", None)
     assert main([*WORDS, "distributed.procs=500"]) == 2
     assert "with 500 ranks" in capsys.readouterr().err
 
@@ -195,12 +195,12 @@ def test_the_header_says_how_many_parameters_are_trained_where_those_are_not_all
         next(module for module in network.modules() if isinstance(module, torch.nn.Linear)).requires_grad_(False)
         return network
 
-    monkeypatch.setattr("mptrain.run.build.model.build_model", half_frozen)
+    monkeypatch.setattr("mptrain.run.build.parts.build_model", half_frozen)
     assert main([*WORDS, "train.max_steps=1"]) == 0
     assert "parameters, 170 trainable" in capsys.readouterr().out
 
 
-BUILD, REHEARSAL = "mptrain.run.start.build", "mptrain.engine.rehearsal.accumulate_gradients"
+BUILD, REHEARSAL = "mptrain.run.resume.build", "mptrain.engine.rehearsal.accumulate_gradients"
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import socket
 
 import pytest
 
-from mptrain.runlog.lock import hold_lock, holder_of
+from mptrain.runlog.directory import hold_lock, holder_of
 from mptrain.system.errors import StorageError
 
 HOLD = """
 import sys, pathlib
-from mptrain.runlog.lock import hold_lock
+from mptrain.runlog.directory import hold_lock
 with hold_lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -22,7 +22,7 @@ with hold_lock(pathlib.Path(sys.argv[1])):
 
 FORK_AND_DIE = """
 import os, sys, time, signal, pathlib
-from mptrain.runlog.lock import hold_lock
+from mptrain.runlog.directory import hold_lock
 with hold_lock(pathlib.Path(sys.argv[1])):
     child = os.fork()
     if child == 0:

@@ -9,9 +9,9 @@ import pytest
 
 from mptrain.runlog import read_run
 from mptrain.runlog.directory import create_run
-from mptrain.runlog.rank_records import merged_events, merged_histograms, merged_steps
 from mptrain.runlog.record_writer import RecordWriter
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_reader import merged_events, merged_histograms, merged_steps
 from mptrain.runlog.run_state import RunState
 from mptrain.system.errors import StorageError
 from mptrain.system.records import (

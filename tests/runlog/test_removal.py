@@ -7,8 +7,8 @@ import shutil
 import pytest
 from report.folders import make_run
 
-from mptrain.runlog.lock import hold_lock
-from mptrain.runlog.removal import remove_leftovers, remove_run, size_of
+from mptrain.cli.runs import remove_leftovers, remove_run, size_of
+from mptrain.runlog.directory import hold_lock
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import StorageError
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from mptrain.runlog import RecordWriter
-from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.checkpoints import CheckpointStore, HostCopy, Saver
 from mptrain.runlog.manifest import read_manifest
-from mptrain.runlog.saver import HostCopy, Saver
 from mptrain.system.device import Capabilities
 from mptrain.system.errors import StorageError
 from mptrain.system.records import EventRecord
@@ -171,12 +170,12 @@ def test_a_device_copies_without_the_host_waiting(monkeypatch):
 
     calls, event, empty = [], Event(), torch.empty
     able = {"meta": Capabilities(pinned=True, streams=True), "cpu": Capabilities(host=True)}
-    monkeypatch.setattr("mptrain.runlog.saver.capabilities", lambda device: able[device.type])
-    monkeypatch.setattr("mptrain.runlog.saver.event_now", lambda device, sleeping: event)
-    monkeypatch.setattr("mptrain.runlog.saver.check_plain", lambda state: list(state.values()))
+    monkeypatch.setattr("mptrain.runlog.checkpoints.capabilities", lambda device: able[device.type])
+    monkeypatch.setattr("mptrain.runlog.checkpoints.event_now", lambda device, sleeping: event)
+    monkeypatch.setattr("mptrain.runlog.checkpoints.check_plain", lambda state: list(state.values()))
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **known: empty(*size, **known))  # noqa: PLW0108
     monkeypatch.setattr(
-        "mptrain.runlog.saver.foreach_copy_",
+        "mptrain.runlog.checkpoints.foreach_copy_",
         lambda to, of, non_blocking: calls.append(([one.device.type for one in of], non_blocking)),
     )
     copy = HostCopy(everything=True)

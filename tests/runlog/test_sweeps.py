@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mptrain.runlog.run_paths import RunPaths
-from mptrain.runlog.summary_file import write_summary
+from mptrain.runlog.run_state import write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, is_sweep, read_sweep, varied_keys, write_sweep
 from mptrain.system.errors import StorageError
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mptrain.report.html_and_markdown import write_page
 from mptrain.report.page import Cell, Page
-from mptrain.report.report_files import write_page
 from mptrain.runlog import atomic_files
 from mptrain.runlog.atomic_files import folder_at_once, remove_drafts, temporary, write_atomically, write_together
 from mptrain.runlog.directory import create_run, require_outside_runs, require_target

@@ -13,7 +13,7 @@ from small_runs import TINY
 from mptrain.cli.main import main
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.yaml_files import find_endless
-from mptrain.runlog.lock import hold_lock, holder_of
+from mptrain.runlog.directory import hold_lock, holder_of
 from mptrain.runlog.sweeps import SWEEP_JSON, read_sweep
 from mptrain.system.errors import StorageError
 from mptrain.system.files import open_in_place, open_to_read

@@ -13,8 +13,8 @@ from study.recipe.some_recipe import some_recipe
 from mptrain.cli.main import main
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.config_diff import diff
+from mptrain.report.html_and_markdown import write_page
 from mptrain.report.page import Cell, Page
-from mptrain.report.report_files import write_page
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import fresh_name
 from mptrain.study.comparison.results import write_comparisons

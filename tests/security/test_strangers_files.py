@@ -23,8 +23,7 @@ from mptrain.cli.main import main
 from mptrain.config.compose import compose, reload
 from mptrain.engine.weights_io import read_weights
 from mptrain.runlog import RunPaths, create_run
-from mptrain.runlog.checkpoint_data import NotPlain, load_plain
-from mptrain.runlog.checkpoint_shards import insert_shards
+from mptrain.runlog.checkpoint_data import NotPlain, insert_shards, load_plain
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.study.recipe.recipe import read_recipe

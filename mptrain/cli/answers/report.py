@@ -10,10 +10,9 @@ from typing_extensions import Self
 
 from mptrain import shelves
 from mptrain.cli.answers.answer import Answer, Data
-from mptrain.report.curves import BUCKETS
-from mptrain.report.report_files import ReportFiles
+from mptrain.report.html_and_markdown import ReportFiles
 from mptrain.report.run_blocks import OpenedRun, open_with_history
-from mptrain.report.run_history import Overflows
+from mptrain.report.run_history import BUCKETS, Overflows
 from mptrain.runlog.run_state import RunState
 
 

@@ -9,8 +9,8 @@ from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import say, warn
 from mptrain.config.compose import compose
 from mptrain.lab.pages.rate_range_test import range_test_page, read_range_test, result_blocks
-from mptrain.report.report_files import write_page
-from mptrain.run.start import launch
+from mptrain.report.html_and_markdown import write_page
+from mptrain.run.resume import launch
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import EXIT_OK, NumericsError, UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mptrain.run.attempt import RunInfo
-    from mptrain.runlog.sink import Sink
+    from mptrain.runlog.record_writer import Sink
 
 #: Overrides of a range test; those of the user follow, and may change the number of updates and the range.
 _WORDS = (

@@ -9,8 +9,8 @@ from mptrain.cli.command import Outcome
 from mptrain.cli.places import place, place_or_last
 from mptrain.lab.pages.forecast_page import forecast_page, recommend
 from mptrain.lab.pages.replay_page import Replay, file_name, replay_page
+from mptrain.report.html_and_markdown import ReportFiles, write_page
 from mptrain.report.page import Code, Text
-from mptrain.report.report_files import ReportFiles, write_page
 from mptrain.system.errors import EXIT_DATA, EXIT_OK
 
 if TYPE_CHECKING:

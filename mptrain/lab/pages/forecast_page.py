@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mptrain.numerics.words import listed
-from mptrain.report.curves import MOST_BUCKETS
 from mptrain.report.forecast_blocks import MeasuredScales, forecast_plot, forecast_table, reasons, recommendation
 from mptrain.report.histogram_summary import forecasts, read_histograms
 from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
@@ -19,6 +18,7 @@ from mptrain.report.run_blocks import (
     open_with_history,
     unfinished_note,
 )
+from mptrain.report.run_history import MOST_BUCKETS
 from mptrain.study.pages.sweep_points import differences, read_measured
 from mptrain.system.errors import StorageError
 

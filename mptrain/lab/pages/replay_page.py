@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.numerics.words import counted, elided, scale
-from mptrain.report.curves import EXTREMES, MARK, Curve, in_groups
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -39,7 +38,7 @@ from mptrain.report.plotting import (
     power_of_two_y_axis,
     step_axis,
 )
-from mptrain.report.run_history import MOST_MARKS
+from mptrain.report.run_history import EXTREMES, MARK, MOST_MARKS, Curve, in_groups
 from mptrain.system.masking import masked
 
 

@@ -166,7 +166,7 @@ def _refuse_options(places: Sequence[str]) -> None:
 
 
 def _judged(comparisons: Mapping[str, Comparison], folder: Path, code: int) -> Outcome:
-    from mptrain.report.report_files import write_report
+    from mptrain.report.html_and_markdown import write_report
 
     written = write_report(folder)  # before printing, which may raise BrokenPipeError
 

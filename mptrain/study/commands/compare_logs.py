@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say
+from mptrain.report.html_and_markdown import write_page
 from mptrain.report.page import Section
-from mptrain.report.report_files import write_page
 from mptrain.runlog.atomic_files import folder_at_once, write_atomically
 from mptrain.study.commands.compare import answer
 from mptrain.study.comparison.logs.compare_logs import compare

@@ -137,7 +137,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     runs = measured(sweep)
     require_measures(recipe, runs)
     if ready.smoke:
-        from mptrain.report.report_files import write_report
+        from mptrain.report.html_and_markdown import write_report
 
         written = write_report(sweep.folder)
         say(f"smoke: {_how_they_ended(sweep)}; expectations are not checked on shortened runs")
@@ -178,8 +178,8 @@ def _is_ours(recipe: Recipe) -> bool:
 
 def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasures]]) -> int:
     from mptrain.cli.blocks import print_blocks
+    from mptrain.report.html_and_markdown import write_report
     from mptrain.report.page import Section
-    from mptrain.report.report_files import write_report
     from mptrain.study.commands.compare import print_comparison
     from mptrain.study.pages.comparison_blocks import groups_table
     from mptrain.study.recipe.reproduction import decide, write_verdict

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from mptrain.config.schema import Config
-    from mptrain.runlog.sink import Sink
+    from mptrain.runlog.record_writer import Sink
     from mptrain.study.sweep.points import Point
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from mptrain.config.config_diff import short_label
 from mptrain.numerics.words import listed
-from mptrain.runlog.summary_file import lower_is_better
+from mptrain.runlog.run_state import lower_is_better
 from mptrain.runlog.sweeps import Sweep, SweepJob, interval_of, overrides_of, varied_keys
 from mptrain.system.errors import UsageError
 

@@ -12,7 +12,6 @@ from typing import Final
 
 from mptrain.config.value_checks import show
 from mptrain.numerics.words import counted, listed
-from mptrain.report.curves import BUCKETS, Curve
 from mptrain.report.loss_scale_blocks import Panel, loss_scale_plot
 from mptrain.report.page import (
     Block,
@@ -31,7 +30,7 @@ from mptrain.report.page import (
 )
 from mptrain.report.plotting import BLACK, dashed_series, ordered_series
 from mptrain.report.run_blocks import OpenedRun, exhibits, open_or_reason, shared_parts
-from mptrain.report.run_history import LearnerHistory, Overflows
+from mptrain.report.run_history import BUCKETS, Curve, LearnerHistory, Overflows
 from mptrain.runlog.sweeps import Sweep, SweepPaths
 from mptrain.study.comparison.results import ArmResult, Comparison, read_comparisons
 from mptrain.study.pages import comparison_blocks

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from mptrain.config.config_diff import IGNORED, is_below, short_label
 from mptrain.numerics.words import counted, number, share
-from mptrain.report.curves import BUCKETS, Curve
 from mptrain.report.page import Bullets, Cell, Code, Page, Plot, plots, section, table
 from mptrain.report.plotting import SERIES, ordered_series, series
 from mptrain.report.run_blocks import OpenedRun, open_with_history, shared_parts
-from mptrain.report.run_history import LearnerHistory
+from mptrain.report.run_history import BUCKETS, Curve, LearnerHistory
 from mptrain.runlog.run_reader import Run
 from mptrain.runlog.sweeps import overrides_of, varied_keys
 from mptrain.study.pages.sweep_page import overlay_plot

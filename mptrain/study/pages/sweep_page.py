@@ -18,7 +18,6 @@ from matplotlib.ticker import NullLocator
 from mptrain.config.config_diff import short_label
 from mptrain.numerics.words import counted, duration, elided, moment, number, rate, scale_path, share
 from mptrain.report import plotting
-from mptrain.report.curves import BUCKETS, EXTREMES, MEAN, Curve, in_groups
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -35,7 +34,7 @@ from mptrain.report.page import (
     table,
 )
 from mptrain.report.run_blocks import environment, job_status, open_or_reason, shared_parts
-from mptrain.report.run_history import LearnerHistory
+from mptrain.report.run_history import BUCKETS, EXTREMES, MEAN, Curve, LearnerHistory, in_groups
 from mptrain.report.run_page import LONG
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.sweeps import Sweep, interval_of

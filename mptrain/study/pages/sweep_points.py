@@ -22,9 +22,9 @@ from mptrain.config.config_diff import (
 )
 from mptrain.config.value_checks import show
 from mptrain.numerics.formats import is_power_of_two
-from mptrain.report.curves import BUCKETS
 from mptrain.report.forecast_blocks import MeasuredRun, MeasuredScales
 from mptrain.report.run_blocks import OpenedRun, open_or_reason
+from mptrain.report.run_history import BUCKETS
 from mptrain.runlog.sweeps import Sweep, SweepJob, overrides_of, read_sweep, varied_keys
 from mptrain.study.comparison.fairness import is_claimed
 from mptrain.study.comparison.ranking import SEED, metric_in_words, selected

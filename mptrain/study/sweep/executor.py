@@ -15,7 +15,7 @@ from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
-    from mptrain.runlog.sink import Sink
+    from mptrain.runlog.record_writer import Sink
 
 
 @dataclass(frozen=True)

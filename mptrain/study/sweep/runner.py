@@ -20,8 +20,7 @@ from mptrain.config.overrides import quoted
 from mptrain.config.schema import RunOptions
 from mptrain.config.trust import command_with, packages_of
 from mptrain.runlog.atomic_files import TEMPORARY, storage_errors
-from mptrain.runlog.directory import RunDirectory, require_outside_runs
-from mptrain.runlog.lock import LockHolder, hold_lock, holder_of
+from mptrain.runlog.directory import LockHolder, RunDirectory, hold_lock, holder_of, require_outside_runs
 from mptrain.runlog.run_paths import RunPaths, fresh_name
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep, write_sweep

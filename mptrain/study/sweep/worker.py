@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, get_args
 from mptrain.engine.interrupt import imports_or_composes
 from mptrain.runlog.atomic_files import require_folder_stays, storage_errors, write_atomically
 from mptrain.runlog.directory import RunDirectory
+from mptrain.runlog.record_writer import Fanout, Sink
 from mptrain.runlog.run_paths import RunPaths
-from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.sweeps import JobStatus
 from mptrain.study.sweep.executor import JobOutcome, JobProgress, JobSpec, Program, stopped
 from mptrain.study.sweep.processes import ENDING_SIGNALS, detach_from_terminal, die_with_parent, reset_after_fork

@@ -121,7 +121,7 @@ class Dataset(Protocol):
     """Data set: its splits, the facts that models depend on, and the preparation of its batches.
 
     ``workers`` processes fetch from splits that are not in memory, and ``val`` selects the best checkpoint. ``inputs``
-    is the kind of `mptrain.run.build.new_inputs` from which a trained network predicts; empty for none. An optional
+    is the kind of `mptrain.run.prediction` from which a trained network predicts; empty for none. An optional
     attribute ``warnings``, a tuple of sentences, tells the user about the data when a run starts.
     """
 

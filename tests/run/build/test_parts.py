@@ -12,8 +12,8 @@ from torch import nn
 from mptrain.config.compose import compose
 from mptrain.precision.apply import autocast, set_matmul_precision
 from mptrain.precision.upcast import products
-from mptrain.run.build.learners import _parameters, build_learners
-from mptrain.run.build.refusals import require_copies
+from mptrain.run.build.parallelism import require_copies
+from mptrain.run.build.parts import _parameters, build_learners
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.task import Objective
 

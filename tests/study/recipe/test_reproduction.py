@@ -11,7 +11,7 @@ from study.comparison.fake_runs import some_summary, write_run
 from study.recipe.some_recipe import some_recipe
 
 from mptrain.config.compose import Composer
-from mptrain.runlog.lock import hold_lock
+from mptrain.runlog.directory import hold_lock
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, write_sweep
 from mptrain.study.recipe.expectations import ExpectationResult

@@ -12,7 +12,7 @@ from loops import each
 from mptrain.config.compose import Composer, compose
 from mptrain.config.schema import RunOptions
 from mptrain.runlog import RunDirectory, RunPaths, RunState
-from mptrain.runlog.lock import hold_lock
+from mptrain.runlog.directory import hold_lock
 from mptrain.runlog.run_state import Attempt
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.study.sweep import runner as sweeps

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from mptrain.numerics.words import counted, listed
-from mptrain.runlog.summary_file import lower_is_better
+from mptrain.runlog.run_state import lower_is_better
 from mptrain.study.comparison.logs.question import Form, Question
 from mptrain.study.comparison.logs.runs import read_arms, read_curves
 from mptrain.study.comparison.logs.verdict import LoggedArm, judge

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import signal
 
-from mptrain.runlog.summary_file import lower_is_better
+from mptrain.runlog.run_state import lower_is_better
 from mptrain.study.comparison.evidence import Sample, pair
 from mptrain.study.comparison.logs import verdict
 from mptrain.study.comparison.logs.compare_logs import compare, compare_logs
