@@ -1,27 +1,83 @@
-"""Runs from Python: their records, their network, its predictions, and their curves. Importing it imports no torch."""
+"""Runs from Python: records, network, predictions, curves; errors in Python's words. Importing it imports no torch."""
 
 from __future__ import annotations
 
+import functools
 import html
+import re
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from mptrain.api.messages import in_python
-from mptrain.numerics.words import elided, number
+from mptrain.numerics.words import elided, number, plain
 from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
-from mptrain.system.errors import CheckpointError, DataError, StorageError, UsageError, instance, suggest
+from mptrain.system.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MptrainError,
+    StorageError,
+    UsageError,
+    instance,
+    suggest,
+)
 from mptrain.system.files import expanded
+from mptrain.system.masking import masked
 
 if TYPE_CHECKING:
     from torch import nn
 
     from mptrain.report.plotting import Drawing
     from mptrain.workloads.base.new_inputs import NewInputs
+
+
+_Arguments = ParamSpec("_Arguments")
+_Returned = TypeVar("_Returned")
+
+#: Options of commands that have another name in Python, where patterns of `mptrain.runs` have none.
+_OTHERWISE = {
+    "--config-dir ": "config_dirs=", "--filter ": "", ": add -m to sweep": ": call train once for each",
+    "--anyway": "anyway=True", "--pair": "pair=True", "--not-inferior": "not_inferior=True", "--sort ": "sort=",
+}  # fmt: skip
+
+
+def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
+    """Let the errors of a function name its arguments where those of a command would name options."""
+
+    @functools.wraps(function)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Returned:
+        try:
+            return function(*args, **kwargs)
+        except MptrainError as error:
+            error.args, error.hint = (_in_python(str(error)),), _in_python(error.hint)
+            if isinstance(error, ConfigError):
+                error.problems = tuple(
+                    replace(problem, what=_in_python(problem.what), hint=_in_python(problem.hint))
+                    for problem in error.problems
+                )
+            raise
+
+    return call
+
+
+def _in_python(text: str) -> str:
+    """Return a message with arguments for options, but for commands that it names (``mptrain ... --html``).
+
+    It has neither control characters nor secrets, as on the command line: a traceback shows it in a terminal or a log.
+    """
+    text = plain(masked(text), lines=True)
+    for option, argument in _OTHERWISE.items():
+        text = text.replace(option, argument)
+    before, command, after = re.split(r"((?<!\S)mptrain )", text, maxsplit=1) if "mptrain " in text else (text, "", "")
+    return (
+        re.sub(r"--([a-z]+(?:-[a-z]+)*)(?:=| (?=\d))?", lambda option: option[1].replace("-", "_") + "=", before)
+        + command
+        + after
+    )
 
 
 class Run(run_reader.Run):
@@ -40,12 +96,12 @@ class Run(run_reader.Run):
         Raises:
             MptrainError: There is no usable checkpoint, or the network cannot be built.
         """
-        from mptrain.api.caller import caller_restored
         from mptrain.config.compose import reload
         from mptrain.engine.checkpointing import require_same_schema
         from mptrain.engine.weights_io import load_matching, plain_weights
         from mptrain.run.prediction import saved_facts
         from mptrain.runlog.checkpoints import CheckpointStore
+        from mptrain.system.process_state import caller_restored
 
         config = reload(self.config, overrides)
         loaded = CheckpointStore(self.paths.checkpoints, config.checkpoint.keep).load(_which(best))
@@ -81,8 +137,8 @@ class Run(run_reader.Run):
             DataError: An input is unusable.
             MptrainError: The run cannot predict.
         """
-        from mptrain.api.caller import caller_restored
         from mptrain.run.prediction import predictor
+        from mptrain.system.process_state import caller_restored
 
         if odd := [word for word in overrides if "=" not in word]:
             raise UsageError(f"{odd[0]} is no KEY=VALUE", "give several inputs as a list: predict([...])")
@@ -112,8 +168,8 @@ class Run(run_reader.Run):
         Raises:
             MptrainError: There is no usable checkpoint, the network cannot be exported, or the file not written.
         """
-        from mptrain.api.caller import caller_restored
         from mptrain.run.evaluation import export_run
+        from mptrain.system.process_state import caller_restored
 
         place, file = str(self.paths.root), None if output is None else expanded(output)
         with caller_restored():
@@ -167,7 +223,7 @@ class Run(run_reader.Run):
 
 def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
     """Yield texts, and for texts the lines of files; or the paths of files, those in folders too."""
-    from mptrain.cli.predict import lines_of
+    from mptrain.cli.using import lines_of
     from mptrain.workloads.base.data_files import files_below
 
     for one in inputs:

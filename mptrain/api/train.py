@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mptrain.api.caller import caller_restored
-from mptrain.api.messages import in_python
-from mptrain.api.run import Run, open_run
+from mptrain.api.run import Run, in_python, open_run
 from mptrain.cli.messages import warn
 from mptrain.cli.train import displays
 from mptrain.config.compose import compose
@@ -16,6 +14,7 @@ from mptrain.run.attempt import RunInfo
 from mptrain.run.resume import launch
 from mptrain.runlog.record_writer import Sink
 from mptrain.system.errors import ConfigError, UsageError, instance
+from mptrain.system.process_state import caller_restored
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 
 

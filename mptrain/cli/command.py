@@ -9,12 +9,16 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mptrain.system.errors import UsageError, either
+from mptrain.system.files import expanded
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+    from mptrain.config.schema import Config
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,7 @@ class Outcome:
     Attributes:
         code: Exit code of the command.
         show: Function that prints the result as text.
-        data: Function that returns the object which ``--json`` prints instead, an `mptrain.cli.answers.answer.Answer`.
+        data: Function that returns the object which ``--json`` prints instead, an `mptrain.cli.answer.Answer`.
             It imports the class of the object, which needs more than the text.
     """
 
@@ -373,3 +377,48 @@ def _spelled_out(options: Sequence[Option], words: Sequence[str]) -> list[str]:
             equals, value, is_taken = "=", following, True
         spelled.append(f"{option.name}{equals}{value}" if option else word)
     return spelled
+
+
+def place(word: str) -> Path:
+    """Return the folder that an argument names: a path, or else the name of a run under ``outputs``.
+
+    Args:
+        word: The argument; ``run.name=`` puts runs under ``outputs``. A path that does not exist is returned as it is.
+    """
+    path, named = expanded(word), Path("outputs") / word
+    return named if named.is_dir() and not path.exists() else path
+
+
+def place_of(run: str, overrides: Sequence[str]) -> str:
+    """Return the directory of an existing run that the user named, without importing torch.
+
+    Args:
+        run: Path of the run directory, the run's name below ``run.root``, or ``last`` for the newest run there.
+        overrides: Overrides of the command, of which ``run.root`` counts here.
+
+    Raises:
+        StorageError: There is no such run (see `mptrain.runlog.directory.find_run`).
+    """
+    from mptrain.runlog.directory import find_run
+
+    root = next((word.partition("=")[2] for word in reversed(overrides) if word.startswith("run.root=")), "outputs")
+    return str(find_run(run, expanded(root.strip("'\""))).root)
+
+
+def place_or_last(word: str) -> Path:
+    """Return the folder that an argument names, as `place`, or for ``last`` that of the run that was started last."""
+    from mptrain.runlog.directory import last_run
+
+    return last_run(Path("outputs")).root if word == "last" else place(word)
+
+
+def composed(arguments: Namespace) -> Config:
+    """Return the configuration of the words of a command, after its warnings; raise ConfigError if it is invalid."""
+    from mptrain.cli.messages import warn
+    from mptrain.config.compose import compose
+
+    if ours := [word for word in arguments.overrides if word.startswith(("hydra/", "hydra.sweeper"))]:
+        raise UsageError(f"{ours[0]} has no effect on a single run", "add -m, and give several values: KEY=A,B")
+    config = compose(arguments.overrides, config_dirs=arguments.config_dir, config_name=arguments.config_name)
+    warn(config.warnings)
+    return config

@@ -1,4 +1,4 @@
-"""Parsing of the command line by the table of commands, and hints for mistyped arguments.
+"""Parsing of the command line by the table of commands, the folders that it names, and hints for mistyped arguments.
 
 It imports nothing heavy, so that usage errors appear at once.
 """
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.command import GENERAL, TRAINING, Command, read_options
 from mptrain.cli.commands import COMMANDS
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.synonyms import guess_word, translate_command
 from mptrain.system.errors import ConfigError, Problem, UsageError, did_you_mean, either, near_names
 
@@ -129,7 +128,7 @@ def command_hint(word: str) -> str:
     """
     from mptrain.runlog.run_paths import RUN_JSON
 
-    catalogue = Catalogue([location.configs()])
+    catalogue = Catalogue([configs_folder()])
     if word in catalogue.groups:
         return f"write {word}=OPTION; mptrain help {word} shows the options"
     if word in catalogue.usual_keys():
@@ -151,7 +150,7 @@ def command_hint(word: str) -> str:
 def _is_key(word: str) -> bool:
     if word in COMMANDS or os.path.exists(word):  # noqa: PTH110
         return False
-    return word in Catalogue([location.configs()]).usual_keys()
+    return word in Catalogue([configs_folder()]).usual_keys()
 
 
 def _is_place(word: str) -> bool:
@@ -189,7 +188,7 @@ def _guess(word: str, value: str, command: Command) -> str:
     """
     if not command.takes_keys:
         return ""
-    catalogue = Catalogue([location.configs()])
+    catalogue = Catalogue([configs_folder()])
     flag, equals, _ = word.partition("=")
     name = flag.lstrip("-")
     known = {one.name: one for one in (*command.options, *GENERAL)}

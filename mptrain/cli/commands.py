@@ -35,6 +35,9 @@ from mptrain.cli.command import (
     Outcome,
     Usage,
     command,
+    composed,
+    place,
+    place_of,
     positive_number,
     whole_number,
 )
@@ -74,7 +77,6 @@ def _train(arguments: Namespace) -> int:
     if arguments.multirun:
         refuse_torchrun("a sweep")
         return int(shelves.load("study", "a sweep (-m)").sweep(arguments))
-    from mptrain.cli.places import composed
     from mptrain.system.machine import dropping_nothing
 
     with dropping_nothing():
@@ -98,7 +100,6 @@ def _resume(arguments: Namespace) -> int:
     machine or with --launcher. Their configuration comes from sweep.json, so KEY=VALUE is not allowed.
     """
     (run,), overrides = arguments.words, arguments.overrides
-    from mptrain.cli.places import place, place_of
     from mptrain.runlog.sweeps import is_sweep
 
     study = shelves.find("study")
@@ -130,8 +131,6 @@ def _eval(arguments: Namespace) -> Outcome:
     RUN is its directory, or last for the run that was started last. Keys such as device or precision.eval can be
     changed for the evaluation.
     """
-    from mptrain.cli.places import place_of
-
     run = place_of(arguments.words[0], arguments.overrides)
     from mptrain.cli.train import evaluate
 
@@ -161,7 +160,7 @@ def _predict(arguments: Namespace) -> int:
     the texts, are lines of standard input. They are read and prepared as in the run's evaluation, by its data.json; the
     data itself need not be there. An unusable input is reported and left out, and the exit code is then 6.
     """
-    from mptrain.cli.predict import predict
+    from mptrain.cli.using import predict
 
     return predict(arguments)
 
@@ -190,7 +189,7 @@ def _export(arguments: Namespace) -> int:
     written. If the run has averaged weights (train.ema_decay), they are exported. The description of the data is copied
     to FILE.json.
     """
-    from mptrain.cli.export import export
+    from mptrain.cli.using import export
 
     return export(arguments)
 
@@ -262,7 +261,7 @@ def _report(arguments: Namespace) -> Outcome:
 )
 def _list(arguments: Namespace) -> int:
     """Lists all groups and their options; or the keys, defaults and comments of one group's options; or all recipes."""
-    from mptrain.cli.list import list_groups
+    from mptrain.cli.list_and_copy import list_groups
 
     return list_groups(arguments)
 
@@ -278,7 +277,7 @@ def _copy(arguments: Namespace) -> int:
     Without FOLDER, GROUP/OPTION becomes my_configs/GROUP/my_OPTION.yaml, and RECIPE becomes the folder
     my_recipes/my_RECIPE. GROUP/OPTION=NAME or RECIPE=NAME gives the copy another name. Nothing is replaced.
     """
-    from mptrain.cli.copy_files import copy_files
+    from mptrain.cli.list_and_copy import copy_files
 
     return copy_files(arguments)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mptrain import __version__
 from mptrain.cli.command import GENERAL, JSON, Command, Option
-from mptrain.cli.list import bold, catalogue_with, columns, in_short, option_text
+from mptrain.cli.list_and_copy import bold, catalogue_with, columns, in_short, option_text
 from mptrain.config.catalogue import SHARED, Catalogue, Entry
 from mptrain.config.synonyms import guess_word, translate_command
 from mptrain.system.errors import EXIT_OK, ConfigError, Problem, near_names

@@ -182,7 +182,7 @@ def _run(command: Command, arguments: Namespace) -> int:
         outcome = command.run(arguments)
         if isinstance(outcome, int):
             return outcome
-        from mptrain.cli.answers.answer import print_answer
+        from mptrain.cli.answer import print_answer
 
         answer = outcome.data()
     print_answer(answer)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
 
 
 def list_runs(arguments: Namespace) -> Outcome:
@@ -120,7 +120,7 @@ def _agreed(what: str) -> bool:
 
 
 def _answer(runs: Sequence[FoundRun], notes: Sequence[str], removed: Sequence[str] = ()) -> Answer:
-    from mptrain.cli.answers.runs import RunsAnswer
+    from mptrain.cli.answer import RunsAnswer
 
     return RunsAnswer.found(runs, notes, removed)
 

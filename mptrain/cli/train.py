@@ -30,7 +30,7 @@ from mptrain.system.errors import EXIT_OK
 from mptrain.system.records import EventRecord, Record
 
 if TYPE_CHECKING:
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
     from mptrain.config.schema import Config
     from mptrain.engine.options import LogOptions
     from mptrain.run.evaluation import ByClass
@@ -99,7 +99,7 @@ def evaluate(
             say(f"by_class={page}")
 
     def data() -> Answer:
-        from mptrain.cli.answers.runs import EvalAnswer
+        from mptrain.cli.answer import EvalAnswer
 
         page = _write_by_class(evaluation.root, found) if found else None
         return EvalAnswer.evaluated(evaluation, which, page)

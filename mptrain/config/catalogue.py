@@ -1,4 +1,4 @@
-"""Catalogue of configuration groups, options, keys and their comments, read from the YAML files as text.
+"""Folders of configuration files and recipes, and the catalogue of groups, options, keys and comments in them.
 
 Help and listing must be much faster than composing, so this module reads lines instead of building configurations, and
 imports nothing heavier than the standard library. It understands the block style of the files in ``configs/``. It skips
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.files import read_text
 
 #: Groups whose option may change when a run resumes; each maps to the groups that are reset with it.
@@ -237,3 +238,34 @@ def split_comment(line: str) -> tuple[str, str]:
         elif character == "#" and line[index - 1].isspace():
             return line[:index].rstrip(), line[index + 1 :].strip()
     return line.rstrip(), ""
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def configs_folder() -> Path:
+    """Return mptrain's folder of configuration files, which holds ``train.yaml`` and one folder per group.
+
+    Raise EnvironmentRefused if the installation has no such folder.
+    """
+    return _find("configs", "train.yaml")
+
+
+def recipes_folder() -> Path:
+    """Return mptrain's folder of recipes (reproductions of published results), one folder per recipe.
+
+    Raise EnvironmentRefused if the installation has no such folder.
+    """
+    return _find("recipes", "")
+
+
+def _find(folder: str, inside: str) -> Path:
+    # A wheel has a copy in the package; a checkout, and so an editable install, has it in the top folder.
+    candidates = (_PACKAGE / "_data" / folder, _PACKAGE.parent / folder)
+    for candidate in candidates:
+        if (candidate / inside).exists():
+            return candidate
+    raise EnvironmentRefused(
+        f"the folder {folder}/ of mptrain is missing; searched {' and '.join(map(str, candidates))}",
+        "the installation is damaged: install mptrain again",
+    )

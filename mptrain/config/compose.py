@@ -22,9 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from mptrain.config import location
 from mptrain.config.assemble import assemble, wrong_words
-from mptrain.config.catalogue import RECHOSEN, Catalogue, Option
+from mptrain.config.catalogue import RECHOSEN, Catalogue, Option, configs_folder
 from mptrain.config.overrides import ParsedOverrides, read
 from mptrain.config.schema import Config
 from mptrain.config.trust import apply_typed_allow, download_arguments
@@ -163,7 +162,7 @@ class Composer:
         self._flags = (*(word for folder in config_dirs for word in ("--config-dir", str(folder))), *named)
         #: Name of the top-level file, without its suffix.
         self.name = config_name.removesuffix(".yaml")
-        folders = [location.configs(), *(Path(folder).absolute() for folder in config_dirs)]
+        folders = [configs_folder(), *(Path(folder).absolute() for folder in config_dirs)]
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
@@ -208,7 +207,7 @@ class Composer:
         """Return whether the data set is one of mptrain's, chosen by a typed override or by mptrain's files alone."""
 
         def is_ours(option: Option | None) -> bool:
-            return option is not None and option.path.is_relative_to(location.configs())
+            return option is not None and option.path.is_relative_to(configs_folder())
 
         options = {group: self.catalogue.groups.get(group, {}).get(name) for group, name in chosen.items()}
         typed = any(word.key_or_group == "dataset" for word in words.groups)
@@ -240,7 +239,7 @@ class Composer:
                 return Problem(f"{file}.yaml cannot override the option of {group}", hint)
             if group in named:
                 return Problem(f"{group} is not among the groups of {self.name}.yaml", f"write +{group}={named[group]}")
-        own = [str(option.path) for option in options if not option.path.is_relative_to(location.configs())]
+        own = [str(option.path) for option in options if not option.path.is_relative_to(configs_folder())]
         return Problem(first_line(error), f"check {', '.join(own)}" if own else "")
 
     def choose_again(self, node: DictConfig, choices: Sequence[str]) -> None:
@@ -260,7 +259,7 @@ class Composer:
     def _require_own_places(self) -> None:
         """Refuse a top-level file that sets ``hydra.searchpath``, because ``pkg://NAME`` in it imports NAME."""
         path = self.catalogue.tops[self.name].path
-        if path.is_relative_to(location.configs()):
+        if path.is_relative_to(configs_folder()):
             return
         try:
             places = OmegaConf.select(OmegaConf.load(path), "hydra.searchpath")

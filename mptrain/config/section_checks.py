@@ -173,11 +173,11 @@ def check_target(target: Target, place: str, *, other_facts: bool = False) -> Ta
     """
     group = place.rpartition(".")[2]
     if group == "optimizer":
-        from mptrain.config.optimizers import check_optimizer  # imports torch, as optimizers do
+        from mptrain.config.learner_checks import check_optimizer  # imports torch, as optimizers do
 
         return check_optimizer(target, place)
     if group == "schedule":
-        from mptrain.config.schedules import check_schedule  # imports torch, as schedulers do
+        from mptrain.config.learner_checks import check_schedule  # imports torch, as schedulers do
 
         return check_schedule(target, place)
     return target.check(place, other_facts=other_facts)

@@ -19,8 +19,8 @@ from yaml import MarkedYAMLError, YAMLError, compose, parse
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent  # type: ignore[import-untyped]
 from yaml.nodes import MappingNode  # type: ignore[import-untyped]
 
-from mptrain.config.value_checks import show
 from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.fields import show
 from mptrain.system.files import read_bytes
 
 #: Largest number of values in a file after its aliases are expanded.

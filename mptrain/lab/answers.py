@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
-from mptrain.cli.answers.answer import Answer, Data
+from mptrain.cli.answer import Answer, Data
 from mptrain.lab.machine import Machine
 from mptrain.numerics.forecast import ScaleForecast, UnseenTensor
 from mptrain.report.forecast_blocks import MeasuredRun

@@ -139,7 +139,7 @@ def _doctor(arguments: Namespace) -> Outcome:
         from mptrain.lab.commands.doctor import doctor
 
         return doctor()
-    from mptrain.cli.places import composed
+    from mptrain.cli.command import composed
 
     config = composed(arguments)
     from mptrain.config.overrides import is_about_data

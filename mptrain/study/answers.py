@@ -8,8 +8,8 @@ from typing import Any
 
 from typing_extensions import Self, override
 
-from mptrain.cli.answers.answer import Answer, Data
-from mptrain.cli.answers.report import Report as RunReport
+from mptrain.cli.answer import Answer, Data
+from mptrain.cli.reports import Report as RunReport
 from mptrain.report.html_and_markdown import ReportFiles
 from mptrain.report.run_blocks import open_or_reason
 from mptrain.report.run_history import BUCKETS

@@ -7,7 +7,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mptrain.api.messages import in_python
+from mptrain.api.run import in_python
 from mptrain.runlog.run_reader import Run
 from mptrain.study.comparison.logs import compare_logs
 from mptrain.system.errors import UsageError

@@ -30,7 +30,7 @@ from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UsageError
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
     from mptrain.report.html_and_markdown import ReportFiles
     from mptrain.report.page import Page
 

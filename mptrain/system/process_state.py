@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import random
 import re
@@ -17,7 +18,10 @@ import torch
 
 from mptrain import __version__
 from mptrain.system import device as devices
-from mptrain.system.device import compute_capability, name_of
+from mptrain.system.device import begun, compute_capability, name_of
+
+#: Variables of the environment that a run with ``train.deterministic`` or ``train.compile`` sets.
+_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")
 
 
 @contextlib.contextmanager
@@ -166,3 +170,22 @@ def git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+@contextlib.contextmanager
+def caller_restored() -> Iterator[None]:
+    """Restore generators of random numbers, filters of warnings, variables and the current folder afterwards."""
+    device = begun() or torch.device("cpu")
+    states, folder = random_state(device), Path.cwd()
+    variables = {name: os.environ.get(name) for name in _VARIABLES}
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        os.chdir(folder)
+        set_random_state(states, device)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

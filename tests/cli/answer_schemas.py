@@ -12,7 +12,7 @@ import re
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from mptrain.cli.answers.runs import EvalAnswer, RunsAnswer
+from mptrain.cli.answer import EvalAnswer, RunsAnswer
 from mptrain.cli.help import SCHEMAS
 from mptrain.lab.answers import DiagnoseAnswer, DoctorAnswer, RecommendAnswer
 from mptrain.study.answers import CompareAnswer, ReportAnswer

@@ -13,8 +13,7 @@ from small_runs import environment
 
 from mptrain.cli.commands import COMMANDS
 from mptrain.cli.completion import SHELLS, answers, escaped, query, script, split
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import RECHOSEN
 from mptrain.config.schema import SECTIONS
 from mptrain.runlog import RunState, create_run
@@ -59,7 +58,7 @@ def _somewhere(tmp_path, monkeypatch):
 
 def test_an_empty_line_offers_commands_groups_and_sections():
     found = offered("")
-    groups = Catalogue([location.configs()]).groups
+    groups = Catalogue([configs_folder()]).groups
     assert set(COMMANDS) <= set(found)
     assert {f"{group}=" for group in groups} <= set(found)
     assert {"train.", "run.", "seed="} <= set(found)
@@ -71,12 +70,12 @@ def test_commands_are_offered_as_the_first_word_only():
     assert offered("seed=1 do") == []
     assert offered("--config-name train do") == ["doctor"]
     assert {"two_cliffs", "model/", "precision/"} <= set(offered("copy "))
-    assert set(offered("help ")) == {*COMMANDS, *Catalogue([location.configs()]).groups, "sweep", "json", "agents"}
+    assert set(offered("help ")) == {*COMMANDS, *Catalogue([configs_folder()]).groups, "sweep", "json", "agents"}
 
 
 @pytest.mark.parametrize("group", ["precision", "logger", "model"])
 def test_all_options_of_a_group_are_offered(group):
-    options = [path.stem for path in sorted((location.configs() / group).glob("*.yaml"))]
+    options = [path.stem for path in sorted((configs_folder() / group).glob("*.yaml"))]
     assert offered(f"{group}=") == [f"{group}={option}" for option in options]
     assert offered(f"train {group}=") == offered(f"{group}=")
 

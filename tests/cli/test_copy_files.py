@@ -7,13 +7,12 @@ import shlex
 import pytest
 import yaml
 
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import Composer
 from mptrain.study.recipe.catalogue import find_recipe, recipe_names, recipe_points
 from mptrain.system.errors import ConfigError
 
-GROUPS = Catalogue([location.configs()]).groups
+GROUPS = Catalogue([configs_folder()]).groups
 
 
 def test_a_copied_option_is_edited_and_trained(terminal, tmp_path):
@@ -24,7 +23,7 @@ def test_a_copied_option_is_edited_and_trained(terminal, tmp_path):
     ]
     path = tmp_path / "my_configs" / "model" / "my_mlp.yaml"
     text = path.read_text()
-    assert text == (location.configs() / "model" / "mlp.yaml").read_text()
+    assert text == (configs_folder() / "model" / "mlp.yaml").read_text()
     assert "hidden: [128, 128, 128]" in text
     path.write_text(text.replace("hidden: [128, 128, 128]", "hidden: [24]"))
     assert terminal(*shlex.split(terminal.out.splitlines()[1].partition("mptrain ")[2])) == 0

@@ -1,14 +1,13 @@
 from loops import each
 
 from mptrain.cli import main as main_module
-from mptrain.config import location
-from mptrain.config.catalogue import SHARED, Catalogue
+from mptrain.config.catalogue import SHARED, Catalogue, configs_folder
 from mptrain.config.compose import compose
 
 
 def test_help_names_every_command_group_option_key_and_exit_code(terminal):
     assert terminal("--help") == 0
-    catalogue = Catalogue([location.configs()])
+    catalogue = Catalogue([configs_folder()])
     for group, options in catalogue.groups.items():
         assert f"\n  {group} " in terminal.out
         for name in options:
@@ -44,11 +43,11 @@ def test_what_a_continued_run_may_change_is_said(terminal):
     assert "except model, dataset, task and train.batch_size" in text
 
 
-@each("group", sorted(Catalogue([location.configs()]).groups))
+@each("group", sorted(Catalogue([configs_folder()]).groups))
 def test_help_about_a_group_has_a_line_for_each_option(terminal, group):
     assert terminal("help", group) == 0
     by_command = terminal.out
-    catalogue = Catalogue([location.configs()])
+    catalogue = Catalogue([configs_folder()])
     text = " ".join(terminal.out.split())
     for name, option in catalogue.groups[group].items():
         assert f"{group}={name} {option.summary}" in text

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from small_runs import TINY, command, environment, run_in_process
 
-from mptrain.cli import predict
+from mptrain.cli import using
 from mptrain.numerics.words import elided
 from mptrain.system.errors import StorageError
 from mptrain.workloads.images.datasets.digits import digits_path, read_digits
@@ -107,8 +107,8 @@ def test_answers_below_the_inputs_go_on_after_a_failure_and_are_no_inputs(traine
         left[0] -= 1
         return write_atomically(path, *given, **options)
 
-    write_atomically = predict.write_atomically
-    monkeypatch.setattr(predict, "write_atomically", fails)
+    write_atomically = using.write_atomically
+    monkeypatch.setattr(using, "write_atomically", fails)
     assert run_in_process(*words, cwd=trained).returncode == 6
     left[0] = 10
     assert run_in_process(*words, cwd=trained).returncode == 0
@@ -156,7 +156,7 @@ def test_answers_are_drawn_into_copies_of_the_pictures(trained, tmp_path):
 
 def test_a_folder_of_answers_goes_on_where_the_same_command_was_killed(trained, tmp_path, monkeypatch):
     out, words = tmp_path / "out", ("predict", "a", "digits", "--output", str(tmp_path / "out"))
-    write, left = predict.write_atomically, 4
+    write, left = using.write_atomically, 4
 
     def killed(path, *given, **options):
         nonlocal left
@@ -166,7 +166,7 @@ def test_a_folder_of_answers_goes_on_where_the_same_command_was_killed(trained, 
             raise KeyboardInterrupt
         write(path, *given, **options)
 
-    monkeypatch.setattr(predict, "write_atomically", killed)
+    monkeypatch.setattr(using, "write_atomically", killed)
     assert run_in_process(*words, cwd=trained).returncode != 0
     monkeypatch.undo()
     assert len([*out.rglob("*.png")]) == 2

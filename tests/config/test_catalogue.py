@@ -1,13 +1,12 @@
 import pytest
 import yaml
 
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue, read_entries, split_comment
+from mptrain.config.catalogue import Catalogue, configs_folder, read_entries, split_comment
 
 
 @pytest.fixture(scope="module")
 def catalogue():
-    return Catalogue([location.configs()])
+    return Catalogue([configs_folder()])
 
 
 def test_groups_are_in_order_and_options_say_what_they_are(catalogue):
@@ -58,7 +57,7 @@ def test_a_second_folder_adds_options_and_groups(tmp_path):
     (tmp_path / "model" / "mine.yaml").write_text("# Mine.\n_target_: mine.Net\n")
     (tmp_path / "season").mkdir()
     (tmp_path / "season" / "summer.yaml").write_text("# Warm.\nx: 1\n")
-    catalogue = Catalogue([location.configs(), tmp_path])
+    catalogue = Catalogue([configs_folder(), tmp_path])
     assert catalogue.groups["model"]["mine"].summary == "Mine."
     assert list(catalogue.groups)[-1] == "season"
 

@@ -9,8 +9,7 @@ import pytest
 from loops import each
 
 from mptrain.config import compose as module
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.system.errors import ConfigError
 
@@ -258,7 +257,7 @@ def test_a_key_as_other_frameworks_call_it_hints_ours(word, hint):
 def test_a_group_that_cannot_be_left_out_says_what_to_write_instead(group, form):
     [(what, hint)] = problems(form.format(group)).items()
     assert what.endswith(f": a run needs an option of {group}")
-    name = "none" if group in ("scaler", "logger") else Catalogue([location.configs()]).defaults[group]
+    name = "none" if group in ("scaler", "logger") else Catalogue([configs_folder()]).defaults[group]
     assert hint.startswith(f"write {group}={name} (")
 
 
@@ -553,8 +552,8 @@ def test_what_would_be_an_interpolation_in_the_saved_configuration_is_refused(wo
 
 
 def test_files_of_mptrain_that_change_are_merged_again(tmp_path, monkeypatch):
-    shutil.copytree(location.configs(), tmp_path / "configs")
-    monkeypatch.setattr(location, "configs", lambda: tmp_path / "configs")
+    shutil.copytree(configs_folder(), tmp_path / "configs")
+    monkeypatch.setattr("mptrain.config.compose.configs_folder", lambda: tmp_path / "configs")
     assert compose(["model=mlp"]).model.arguments["hidden"] == (128, 128, 128)
     path = tmp_path / "configs/model/mlp.yaml"
     path.write_text(path.read_text().replace("[128, 128, 128]", "[64]"))

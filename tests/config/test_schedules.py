@@ -8,9 +8,9 @@ import pytest
 from loops import each
 from small_runs import TINY, parts_of, run_in_process
 
+from mptrain.config.catalogue import configs_folder
 from mptrain.config.compose import compose, reload
-from mptrain.config.location import configs
-from mptrain.config.schedules import build_schedule
+from mptrain.config.learner_checks import build_schedule
 from mptrain.schedule.stepped import SteppedSchedule
 from mptrain.system.errors import ConfigError, EnvironmentRefused
 
@@ -107,7 +107,7 @@ def test_without_timm_the_error_names_the_extra(monkeypatch):
 
 
 def test_every_option_of_the_group_can_be_chosen():
-    for path in sorted((configs() / "schedule").glob("*.yaml")):
+    for path in sorted((configs_folder() / "schedule").glob("*.yaml")):
         if path.stem == "timm":
             pytest.importorskip("timm")
         assert build_schedule(compose([f"schedule={path.stem}"]).schedule)

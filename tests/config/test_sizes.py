@@ -13,8 +13,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
 
 SIZE = re.compile(r"# Size: (?P<count>[\d,]+(?: \+ [\d,]+)*) parameters (?P<facts>(?:with|in|for) .+)\.")
@@ -78,7 +77,7 @@ def facts_of(words):
     raise AssertionError(f"say in FACTS of tests/config/test_sizes.py what '{words}' means")
 
 
-CATALOGUE = Catalogue([location.configs()])
+CATALOGUE = Catalogue([configs_folder()])
 MODELS, DATASETS = CATALOGUE.groups["model"], CATALOGUE.groups["dataset"]
 
 #: Parameters as the literature has them. torchvision's documentation counts what its pretrained weights have, which for

@@ -3,10 +3,8 @@ import sys
 import pytest
 from loops import each
 
-from mptrain.config import location
-from mptrain.config.allowed_targets import PACKAGES, resolve
-from mptrain.config.catalogue import Catalogue
-from mptrain.config.targets import FACTS, Target, parameters
+from mptrain.config.catalogue import Catalogue, configs_folder
+from mptrain.config.targets import FACTS, PACKAGES, Target, parameters, resolve
 from mptrain.system.errors import ConfigError
 
 MODULE = """
@@ -98,7 +96,7 @@ def test_a_part_of_one_group_is_none_of_another():
     [
         "mptrain.cli.os.system", "mptrain.cli.main.os", "mptrain.cli.main.sys.exit", "mptrain.system.errors.difflib",
         "mptrain.config.targets.importlib.import_module", "mptrain.config.targets.dataclass",
-        "mptrain.config.location.Path", "mptrain.system.errors.MptrainError.__init__.__globals__",
+        "mptrain.config.yaml_files.Path", "mptrain.system.errors.MptrainError.__init__.__globals__",
         "mptrain.system.errors.MptrainError.with_traceback", "mptrain.system.errors.__builtins__",
         "mptrain.system.errors.EXIT_OK", "mptrain", "", "..", "mptrain.system.errors.",
         "mptrain.system.errors.did you mean",
@@ -197,7 +195,7 @@ def test_what_a_dataclass_says_about_its_fields_together_is_reported(extension):
 
 
 def _shipped_targets():
-    for group, options in Catalogue([location.configs()]).groups.items():
+    for group, options in Catalogue([configs_folder()]).groups.items():
         for option in options.values():
             for entry in option.entries:
                 if entry.key.endswith("_target_"):
@@ -214,6 +212,6 @@ def test_every_shipped_target_exists_and_annotates_all_its_arguments(group, path
 
 
 def _given(group, path):
-    for option in Catalogue([location.configs()]).groups[group].values():
+    for option in Catalogue([configs_folder()]).groups[group].values():
         if any(entry.value == path for entry in option.entries):
             yield from (entry.key.rpartition(".")[2] for entry in option.entries)

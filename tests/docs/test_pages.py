@@ -15,7 +15,7 @@ from loops import each
 from small_runs import TINY, run_command, run_in_process
 
 from mptrain.config import compose as composing
-from mptrain.config import location
+from mptrain.config.catalogue import configs_folder, recipes_folder
 from mptrain.config.compose import compose
 from mptrain.study.recipe.catalogue import recipe_points
 from mptrain.study.recipe.recipe import read_recipe
@@ -102,7 +102,7 @@ def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
 
 
 def test_every_recipe_is_in_the_table_and_has_a_page():
-    folders = sorted(path.parent for path in location.recipes().glob("*/recipe.yaml"))
+    folders = sorted(path.parent for path in recipes_folder().glob("*/recipe.yaml"))
     rows = sorted(re.findall(r"^\| \[`(\w+)`\]\(../recipes/", PAGES["docs/recipes.md"], re.MULTILINE))
     assert rows == [folder.name for folder in folders], "the table of docs/recipes.md has a row for each recipe"
     published = [folder for folder in folders if read_recipe(folder / "recipe.yaml").source.startswith("Micikevicius")]
@@ -128,7 +128,7 @@ def test_the_recipe_that_is_shown_is_one(tmp_path):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/precision.md"])
 def test_every_precision_mode_is_in_the_table(page):
-    modes = {path.stem for path in (location.configs() / "precision").glob("*.yaml")}
+    modes = {path.stem for path in (configs_folder() / "precision").glob("*.yaml")}
     table = PAGES[page].partition("| mode | parameters |")[2].partition("\n\n")[0]
     rows = [name for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
     assert sorted(rows) == sorted(modes), f"the table of precision modes in {page} has each of configs/precision once"
@@ -251,6 +251,6 @@ def test_the_site_builds_strictly(tmp_path):
     [("docs/scalers.md", "scaler"), ("docs/precision.md", "precision"), ("docs/workloads/README.md", "model")],
 )
 def test_a_page_names_every_option_of_its_group(page, group):
-    options = {path.stem for path in (location.configs() / group).glob("*.yaml")} - {"torchvision", "timm"}
+    options = {path.stem for path in (configs_folder() / group).glob("*.yaml")} - {"torchvision", "timm"}
     named = set(re.findall(r"[\w.]+", PAGES[page]))
     assert options - named == set()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mptrain.config.compose import Composer, reload
 from mptrain.config.config_diff import config_digest, diff
-from mptrain.config.keys import leaves
+from mptrain.config.overrides import leaves
 
 GROUPS = ("model", "precision", "optimizer", "schedule", "scaler", "dataset", "task", "logger", "diagnostics")
 

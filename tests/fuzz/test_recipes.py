@@ -11,11 +11,11 @@ from fuzz.test_overrides import odd_words
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.config import location
+from mptrain.config.catalogue import configs_folder
 from mptrain.study.recipe.recipe import RELATIONS, read_recipe
 from mptrain.system.errors import ConfigError
 
-RECIPES = sorted(location.configs().parent.glob("recipes/**/*.yaml"))
+RECIPES = sorted(configs_folder().parent.glob("recipes/**/*.yaml"))
 SOUND = {
     "title": "Mine",
     "claim": "It works.",

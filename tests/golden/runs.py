@@ -148,7 +148,10 @@ def warm_up():
     """Import what attempts need before they are forked; returns the folder of the configuration."""
     for name in ("torch", "torchvision", "mptrain.cli.main", "mptrain.config.compose"):
         import_module(name)
-    return Path(import_module("mptrain.config.location").configs())
+    try:
+        return Path(import_module("mptrain.config.catalogue").configs_folder())
+    except AttributeError:  # an older tree
+        return Path(import_module("mptrain.config.location").configs())
 
 
 class Valid:

@@ -8,11 +8,11 @@ import re
 import pytest
 from small_runs import run_in_process
 
-from mptrain.config import location
+from mptrain.config.catalogue import recipes_folder
 
 pytestmark = pytest.mark.process
 
-NAMES = sorted(path.parent.name for path in location.recipes().glob("*/recipe.yaml"))
+NAMES = sorted(path.parent.name for path in recipes_folder().glob("*/recipe.yaml"))
 
 #: Networks of the published sizes: gigabytes of weights and checkpoints.
 LARGE = "ilsvrc12_top1"

@@ -61,7 +61,7 @@ FAULTS = (
     Fault(11, "engine/evaluate.py", "models are evaluated in training mode",
           "model.eval()", "model.train()"),
     Fault(12, "system/process_state.py", "an evaluation leaves a trace in the random numbers of training",
-          "set_random_state(states, device)", "pass", ("engine/test_evaluate.py",)),
+          "yield\n    finally:\n        set_random_state(states, device)", "yield\n    finally:\n        pass", ("engine/test_evaluate.py",)),
     Fault(13, "engine/sample_metrics.py", "Wilson's interval of a share is too wide",
           "(z / (2 * samples)) ** 2", "(z / samples) ** 2"),
     Fault(14, "engine/checkpointing.py", "checkpoints are taken one step early",
@@ -284,9 +284,12 @@ FAULTS = (
     Fault(106, "integrations/updates.py", "weights that a rate of 0 leaves as they are count as updates that round away",
           "if not moves:", "if False:"),
     # Using what was trained.
-    Fault(107, "api/caller.py", "a run from Python leaves other random numbers behind", "set_random_state(states, device)", "pass"),
+    Fault(107, "system/process_state.py", "a run from Python leaves other random numbers behind",
+          "os.chdir(folder)\n        set_random_state(states, device)", "os.chdir(folder)", ("api/test_train.py",)),
     Fault(108, "run/prediction.py", "an unusable input gets the answer of the next one", "{} if error else next(answers)", "next(answers, {})"),
     Fault(109, "study/comparison/logs/curves.py", "values of an attempt that was given up stay in a curve", "numbers[:-1] < later", "later > -1"),
     Fault(110, "run/evaluation.py", "rows and columns of the confusion matrix are exchanged", "confusion[true, said]", "confusion[said, true]"),
+    Fault(111, "api/run.py", "errors of Python functions name options of the command line",
+          'option[1].replace("-", "_") + "="', "option[0]", ("api/test_messages.py",)),
 )
 # fmt: on

@@ -7,7 +7,7 @@ from loops import each
 from precision.modes import NAMES, mode
 from small_runs import TINY, run_in_process
 
-from mptrain.config import location
+from mptrain.config.catalogue import configs_folder
 from mptrain.precision.policy import Policy
 from mptrain.system.errors import ConfigError
 
@@ -98,7 +98,7 @@ def test_each_mode_in_words(name):
 
 
 def test_a_mode_of_ones_own_needs_its_file_and_nothing_else(tmp_path):
-    shipped = (location.configs() / "precision" / "amp_static.yaml").read_text()
+    shipped = (configs_folder() / "precision" / "amp_static.yaml").read_text()
     (tmp_path / "precision").mkdir()
     own = shipped.replace("name: amp_static", "name: mine").replace("compute: float16", "compute: bfloat16")
     (tmp_path / "precision" / "mine.yaml").write_text(own)

@@ -11,8 +11,7 @@ from loops import each
 from scaler.walking import ALL, ALL_STARTS, CPU, VERDICTS, preset, steps, walk, with_window
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
 from mptrain.numerics.overflow_check import judge
 from mptrain.probe.observer import OverflowHistory
@@ -30,7 +29,7 @@ def saved_and_loaded(state):
 
 
 def test_every_published_rule_has_its_first_scale_in_walking():
-    files = {path.stem for path in (location.configs() / "scaler").glob("*.yaml")} - {"none", "static", "dynamic"}
+    files = {path.stem for path in (configs_folder() / "scaler").glob("*.yaml")} - {"none", "static", "dynamic"}
     missing, gone = sorted(files - set(ALL)), sorted(set(ALL) - files)
     rows = "STARTS (and scales worked out by hand to tests/scaler/test_presets.py) or OTHER_STARTS"
     assert not missing, f"add the first scale of {missing} to {rows} in tests/scaler/walking.py"
@@ -158,7 +157,7 @@ def test_what_a_framework_chose_is_not_warned_about_and_what_a_user_writes_is():
 
 
 def test_each_preset_names_its_source_and_comments_every_key():
-    options = Catalogue([location.configs()]).groups["scaler"]
+    options = Catalogue([configs_folder()]).groups["scaler"]
     for name in ALL:
         option = options[name]
         assert 30 <= len(option.summary) <= 105

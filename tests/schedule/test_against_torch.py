@@ -10,7 +10,7 @@ from small_runs import TINY, loop_of, steps_of
 from torch.optim import lr_scheduler
 
 from mptrain.config.compose import compose
-from mptrain.config.schedules import build_schedule, check_schedule
+from mptrain.config.learner_checks import build_schedule, check_schedule
 from mptrain.config.targets import Target
 from mptrain.schedule import rate_table
 from mptrain.system.errors import ConfigError

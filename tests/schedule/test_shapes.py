@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import each
 
-from mptrain.config.allowed_targets import PACKAGES
-from mptrain.config.targets import Target
+from mptrain.config.targets import PACKAGES, Target
 from mptrain.schedule import (
     Constant,
     Cosine,

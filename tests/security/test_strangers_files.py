@@ -267,9 +267,9 @@ def test_a_file_of_options_cannot_say_whose_code_is_trusted(capsys, stranger):
 @pytest.mark.parametrize("flags", [(), ("--cfg", "job"), ("-m", "seed=0,1")])
 def test_a_file_at_the_top_imports_no_module_by_its_search_path(capsys, stranger, flags):
     Path("conf").mkdir()
-    from mptrain.config import location
+    from mptrain.config.catalogue import configs_folder
 
-    top = (location.configs() / "train.yaml").read_text()
+    top = (configs_folder() / "train.yaml").read_text()
     Path("conf/top.yaml").write_text(f"{top}\nhydra:\n  searchpath: ['pkg://strangers_module']\n")
     code, errors = run(capsys, "--config-dir", "conf", "--config-name", "top", *flags)
     assert code == 2

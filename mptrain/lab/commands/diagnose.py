@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
-from mptrain.cli.command import Outcome
+from mptrain.cli.command import Outcome, place_of
 from mptrain.cli.messages import say
-from mptrain.cli.places import place_of
 from mptrain.config.trust import allow_argument, allowed_packages, command_with, is_allow_override
 from mptrain.lab.pages.diagnosis_page import diagnosis_page
 from mptrain.report.page import Text, section
@@ -22,7 +21,7 @@ from mptrain.system.errors import EXIT_OK
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
     from mptrain.lab.diagnosis import DiagnosisResult
     from mptrain.runlog.diagnosis_file import Examination, ModuleRow
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mptrain import __version__
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import print_rows
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.lab.machine import Device, Machine, Mode
 from mptrain.runlog.atomic_files import free_bytes, readable_bytes
 from mptrain.system.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
@@ -25,7 +24,7 @@ from mptrain.system.machine import usable_cores
 if TYPE_CHECKING:
     import torch
 
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
     from mptrain.precision.support import Support
 
 #: Modules that training needs.
@@ -165,7 +164,7 @@ def _modes(device: torch.device) -> dict[str, Mode]:
     from mptrain.precision.support import supports
 
     modes = {}
-    for name, option in Catalogue([location.configs()]).groups["precision"].items():
+    for name, option in Catalogue([configs_folder()]).groups["precision"].items():
         tree: Any = OmegaConf.to_container(OmegaConf.load(option.path))
         policy = check_section("precision", tree.get("precision"), Policy, [])
         if policy is not None:

@@ -19,7 +19,7 @@ from mptrain.workloads.base.faulty_samples import by_remark
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
     from mptrain.config.schema import Config
 
 #: Maximum number of problems of each kind that are listed, and of files with the same remark.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
     from mptrain.config.schema import Config
     from mptrain.lab.data_check import DataReport
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
-from mptrain.cli.command import Outcome
-from mptrain.cli.places import place, place_or_last
+from mptrain.cli.command import Outcome, place, place_or_last
 from mptrain.lab.pages.forecast_page import forecast_page, recommend
 from mptrain.lab.pages.replay_page import Replay, file_name, replay_page
 from mptrain.report.html_and_markdown import ReportFiles, write_page
@@ -16,7 +15,7 @@ from mptrain.system.errors import EXIT_DATA, EXIT_OK
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
     from mptrain.lab.pages.forecast_page import Recommendation
 
 

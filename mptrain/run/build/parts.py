@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mptrain.config.schedules import build_schedule, schedule_notes
+from mptrain.config.learner_checks import build_schedule, schedule_notes
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target
 from mptrain.config.value_checks import first_line, show

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mptrain.config import location
-from mptrain.config.allowed_targets import is_allowed
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import reload
 from mptrain.config.overrides import is_about_data
 from mptrain.config.schema import Config
-from mptrain.config.targets import DATA_FACTS, Target, parameters
+from mptrain.config.targets import DATA_FACTS, Target, is_allowed, parameters
 from mptrain.engine.checkpointing import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
 from mptrain.runlog import open_run
@@ -186,7 +184,7 @@ def _require_own_kind(config: Config, dataset: Dataset) -> None:
 
 def _what_goes_together(config: Config, group: str) -> str:
     """Return a hint: the data sets that work with the chosen model or task, and the tasks of the chosen data set."""
-    catalogue = Catalogue([location.configs()])
+    catalogue = Catalogue([configs_folder()])
     chosen, data = (catalogue.groups[name].get(config.chosen.get(name, "")) for name in (group, "dataset"))
     sentences = [_GO_TOGETHER]
     if data is not None and data.tasks:

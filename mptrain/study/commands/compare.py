@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import each_warning_once, say, warn
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import Composer
 from mptrain.config.config_diff import ABSENT, IGNORED, config_differences, flat_settings
 from mptrain.config.schema import RunOptions
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-    from mptrain.cli.answers.answer import Answer
+    from mptrain.cli.answer import Answer
     from mptrain.study.comparison.results import Comparison, RunMeasures
 
 
@@ -158,7 +157,7 @@ def _refuse_options(places: Sequence[str]) -> None:
     """
     if len(places) < 2 or any(Path(place).exists() or (Path("outputs") / place).exists() for place in places):
         return
-    catalogue = Catalogue([location.configs()])
+    catalogue = Catalogue([configs_folder()])
     for group, options in catalogue.groups.items():
         if options.keys() >= set(places):
             line = f"mptrain compare {group}={','.join(places)} seed=0,1,2,3"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import each_warning_once, print_rows, printable, say, supports_colour, waiting, warn, wrapped
-from mptrain.config import location
+from mptrain.config.catalogue import recipes_folder
 from mptrain.numerics.words import counted
 from mptrain.study.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_points
 from mptrain.system.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP
@@ -173,7 +173,7 @@ def _unfinished(ready: Reproduction, sweep: Sweep, code: int) -> int:
 
 def _is_ours(recipe: Recipe) -> bool:
     """Return whether a recipe is included in mptrain."""
-    return recipe.path == location.recipes() / recipe.name / RECIPE_YAML
+    return recipe.path == recipes_folder() / recipe.name / RECIPE_YAML
 
 
 def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasures]]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mptrain.config import location
+from mptrain.config.catalogue import recipes_folder
 from mptrain.config.overrides import parse
 from mptrain.config.value_checks import show
 from mptrain.study.recipe.recipe import RESERVED, read_recipe
@@ -26,7 +26,7 @@ RECIPE_YAML = "recipe.yaml"
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes that come with mptrain, without reading them."""
-    return sorted(path.parent.name for path in location.recipes().glob(f"*/{RECIPE_YAML}"))
+    return sorted(path.parent.name for path in recipes_folder().glob(f"*/{RECIPE_YAML}"))
 
 
 def find_recipe(name: str) -> Recipe:
@@ -41,7 +41,7 @@ def find_recipe(name: str) -> Recipe:
     """
     path = expanded(name)
     if "/" not in name and name in recipe_names():
-        return read_recipe(location.recipes() / name / RECIPE_YAML)
+        return read_recipe(recipes_folder() / name / RECIPE_YAML)
     for candidate in (path / RECIPE_YAML, path):
         if candidate.is_file():
             return read_recipe(candidate.absolute())

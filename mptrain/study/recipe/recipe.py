@@ -16,9 +16,8 @@ from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Le, MinLen
 
-from mptrain.config.mappings import Check, EntryError, read_mapping
 from mptrain.config.overrides import parse
-from mptrain.config.value_checks import RangeDescription, show
+from mptrain.config.value_checks import Check, EntryError, RangeDescription, read_mapping, show
 from mptrain.config.yaml_files import find_unreadable, read_yaml
 from mptrain.system.errors import ConfigError, Problem, suggest
 from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat

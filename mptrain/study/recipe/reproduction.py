@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mptrain.config import location
+from mptrain.config.catalogue import recipes_folder
 from mptrain.config.compose import Composer
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import RunOptions
@@ -121,7 +121,7 @@ def prepare(
     points = recipe_points(recipe, words, smoke=smoke)
     if is_sweep(folder):
         require_same_arms(read_sweep(folder), points)
-    comes_along = recipe.path.is_relative_to(location.recipes())
+    comes_along = recipe.path.is_relative_to(recipes_folder())
     composer = Composer(config_dirs, typed=None if comes_along else words)
     points = check(points, composer, program)
     _require_same_configurations(folder, points)

@@ -6,8 +6,7 @@ import pytest
 from PIL import Image
 
 from mptrain.cli.main import main
-from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, configs_folder
 
 PICTURES = "dataset=digits does not have: it has num_classes, class_names, in_channels, image_size"
 SPEECH = "dataset=tone_words does not have: it has vocabulary_size, feature_size, sample_rate, decode"
@@ -77,7 +76,7 @@ def test_a_classifier_is_not_trained_on_images_without_classes(tmp_path, capsys)
 
 
 def test_data_sets_name_tasks_that_there_are_and_every_model_s_own_choice_is_among_them():
-    groups, defaults = (catalogue := Catalogue([location.configs()])).groups, catalogue.defaults
+    groups, defaults = (catalogue := Catalogue([configs_folder()])).groups, catalogue.defaults
     assert all(option.tasks and {*option.tasks} <= {*groups["task"]} for option in groups["dataset"].values())
     chosen = set()
     for option in groups["model"].values():

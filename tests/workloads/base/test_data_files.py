@@ -64,11 +64,11 @@ def test_no_data_set_reads_special_files_or_a_whole_system(name, tmp_path, monke
 
 
 def test_every_data_set_with_a_path_is_tried():
-    from mptrain.config import location
+    from mptrain.config.catalogue import configs_folder
 
     given = {
         path.stem
-        for path in (location.configs() / "dataset").glob("*.yaml")
+        for path in (configs_folder() / "dataset").glob("*.yaml")
         if any(line.strip().startswith(("root:", "path:")) for line in path.read_text().splitlines())
     }
     assert given - set(TAKES) == {"cifar10", "cifar100"}  # torchvision reads files of fixed names and digests
