@@ -23,10 +23,10 @@ SHELVES = {
 FUNCTIONS = {
     "MptrainError": "mptrain.system.errors",
     "compare": "mptrain.study.compare_function",
-    "diagnose": "mptrain.lab.loop_checks",
-    "doctor": "mptrain.lab.loop_checks",
+    "diagnose": "mptrain.lab.other_loop",
+    "doctor": "mptrain.lab.other_loop",
     "open_run": "mptrain.api.run",
-    "recommend": "mptrain.lab.pages.forecast_page",
+    "recommend": "mptrain.lab.pages.loss_scale_pages",
     "runs": "mptrain.api.run",
     "train": "mptrain.api.train",
     "watch": "mptrain.integrations.watch",

@@ -15,7 +15,7 @@ from mptrain.report.run_blocks import scale_words
 from mptrain.runlog.diagnosis_file import Examination, Fix
 
 if TYPE_CHECKING:
-    from mptrain.lab.pages.forecast_page import Recommendation
+    from mptrain.lab.pages.loss_scale_pages import Recommendation
 
 
 class LargestGradient(Data):

@@ -20,9 +20,9 @@ from mptrain.engine.failure_diagnosis import FAR
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.lab.diagnosis_case import with_fp32_values, with_overrides
-from mptrain.lab.examine_step import LocatedStep, RecordedStep, examine, with_cause
 from mptrain.lab.findings import Finding
 from mptrain.lab.pages.diagnosis_page import write_diagnosis
+from mptrain.lab.remedies import LocatedStep, RecordedStep, examine, with_cause
 from mptrain.lab.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed

@@ -1,6 +1,8 @@
 """Training step under diagnosis, which can be repeated with other overrides or at another loss scale.
 
 `mptrain.lab.remedies` chooses the repetitions to try.
+
+`mptrain.lab.diagnosis` locates the step in a run or a configuration.
 """
 
 from __future__ import annotations
@@ -19,8 +21,16 @@ from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.engine.step import Learner
-from mptrain.lab.findings import Finding, compare_with_fp32, describe_errors, find_causes, inexact, no_fault
-from mptrain.lab.observations import NEVER_ZERO, underflows
+from mptrain.lab.findings import (
+    NEVER_ZERO,
+    Finding,
+    compare_with_fp32,
+    describe_errors,
+    find_causes,
+    inexact,
+    no_fault,
+    underflows,
+)
 from mptrain.lab.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.lab.step_replay import SavedStep, observe_step, restore_step
 from mptrain.numerics.tensors import limited

@@ -13,6 +13,7 @@ from dataclasses import replace
 from mptrain.lab.doctor_ranges import (
     EPSILONS,
     ModuleScaling,
+    OperatorError,
     OutputErrors,
     ScalingEvidence,
     lost_boundary,
@@ -21,7 +22,6 @@ from mptrain.lab.doctor_ranges import (
 )
 from mptrain.lab.findings import Finding, label, operator_name
 from mptrain.lab.module_tensors import HANDED, owner
-from mptrain.lab.operator_errors import OperatorError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed, share
 from mptrain.probe.module_trail import LOSS, is_inside

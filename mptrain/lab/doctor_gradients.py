@@ -23,7 +23,16 @@ from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
 from mptrain.lab.doctor_observation import SameDraws, disable_dropout, largest_values
-from mptrain.lab.doctor_ranges import EPSILONS, LOST, MUCH, NOTHING, GradientErrors, OutputErrors
+from mptrain.lab.doctor_ranges import (
+    EPSILONS,
+    LOST,
+    MUCH,
+    NOTHING,
+    GradientErrors,
+    OperatorError,
+    OutputErrors,
+    RoundedOperator,
+)
 from mptrain.lab.module_tensors import (
     COMPARED,
     Change,
@@ -37,7 +46,6 @@ from mptrain.lab.module_tensors import (
     record_outputs,
     relative_error,
 )
-from mptrain.lab.operator_errors import OperatorError, RoundedOperator
 from mptrain.numerics.formats import Format
 from mptrain.numerics.tensors import saturated
 from mptrain.precision.apply import DTYPES

@@ -20,13 +20,14 @@ from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.lab.doctor_ranges import EPSILONS, ScalingEvidence
 from mptrain.lab.module_tensors import Outputs, hook_step, record_outputs
 from mptrain.numerics.formats import FORMATS, Format
+from mptrain.numerics.words import listed
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import EagerMode
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.probe.observer import ModuleObserver, can_be_read
 from mptrain.scaler.static import NoScaler, StaticScaler
-from mptrain.system.device import beside_fp64
+from mptrain.system.device import beside_fp64, in_widest
 from mptrain.system.errors import EnvironmentRefused, FirstBatchError
 from mptrain.system.torch_private import Dropout, tree_map, written_tensors
 from mptrain.workloads.base.batch import Batch
@@ -331,3 +332,26 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
     return tree_map(
         lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one, values
     )
+
+
+#: Share of a column's deviation that rounding may change; beyond it most of what the column tells is lost.
+LOST = 0.5
+
+
+def lost_columns(batch: Batch, dtype: torch.dtype) -> str:
+    """Return the input columns whose differences between samples a cast loses, such as ``columns 0, 3``, or nothing.
+
+    The batch is one before the cast to ``dtype``. Inputs of another rank than ``[N, columns]`` are one column.
+    """
+    inputs = batch.inputs
+    if not inputs.is_floating_point() or inputs.dtype == dtype:
+        return ""
+    rows = in_widest(inputs if inputs.ndim == 2 else inputs.flatten().unsqueeze(1))
+    spread = (rows - rows.mean(0)).square().mean(0).sqrt()
+    cast = in_widest(rows.to(dtype))
+    off = (cast - rows).square().mean(0).sqrt()
+    infinite = rows.isfinite().all(0) & ~cast.isfinite().all(0)
+    lost = ((spread > 0) & ~(off <= LOST * spread) | infinite).nonzero().flatten().tolist()
+    if not lost or inputs.ndim != 2:
+        return "the inputs" if lost else ""
+    return f"column{'s' * (len(lost) > 1)} {listed(list(map(str, lost)), 5)}"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mptrain.config.schema import Config
 from mptrain.lab.doctor_gradients import operators
-from mptrain.lab.observations import CLOSE
+from mptrain.lab.findings import CLOSE
 from mptrain.lab.step_replay import restore_step, saved_step_at
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import input_dtype

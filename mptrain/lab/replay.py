@@ -27,7 +27,7 @@ from mptrain.config.compose import reload, reload_watched
 from mptrain.config.config_diff import flat
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with, is_allow_override
-from mptrain.lab.pages.replay_page import Replay, ReplayedLearner, ScaleTrajectory
+from mptrain.lab.pages.loss_scale_pages import Replay, ReplayedLearner, ScaleTrajectory
 from mptrain.lab.trace import Basis, Trace, read_traces
 from mptrain.numerics.overflow_check import Measure, Verdict
 from mptrain.numerics.words import counted

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from mptrain.lab.diagnosis_case import DiagnosisCase, with_overrides
-from mptrain.lab.observations import module_rows, only_zeros, small_gradients
+from mptrain.lab.findings import module_rows, only_zeros, small_gradients
 from mptrain.numerics.exponents import lost_share, nonzero
 from mptrain.numerics.forecast import MARGIN
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words

@@ -37,7 +37,7 @@ def _recommend(arguments: Namespace) -> Outcome:
     diagnostics.every. A run in FP32 records all gradients; a run in FP16 only those that did not underflow. The word
     last stands for the run that was started last.
     """
-    from mptrain.lab.commands.recommend import recommend_scale
+    from mptrain.lab.commands.diagnose import recommend_scale
 
     return recommend_scale(arguments)
 
@@ -87,7 +87,7 @@ def _replay(arguments: Namespace) -> int:
 
     with dropping_nothing():
         from mptrain.lab.replay import replay_run
-    from mptrain.lab.commands.recommend import report_replay
+    from mptrain.lab.commands.diagnose import report_replay
 
     return report_replay(replay_run(arguments.words[0], arguments.overrides))
 
@@ -109,7 +109,7 @@ def _find(arguments: Namespace) -> int:
     with two steps each; elsewhere it counts the memory of a step and divides that of the machine.
     """
     if arguments.words == ["batch"]:
-        from mptrain.lab.commands.find_batch import find_batch
+        from mptrain.lab.commands.find import find_batch
 
         return find_batch(arguments)
     from mptrain.lab.commands.find import find_rate
@@ -145,9 +145,9 @@ def _doctor(arguments: Namespace) -> Outcome:
     from mptrain.config.overrides import is_about_data
 
     if any(word.startswith("dataset") for word in arguments.overrides) and all(map(is_about_data, arguments.overrides)):
-        from mptrain.lab.commands.doctor_data import doctor_data
+        from mptrain.lab.commands.doctor_checks import doctor_data
 
         return doctor_data(config)
-    from mptrain.lab.commands.doctor_model import doctor_model
+    from mptrain.lab.commands.doctor_checks import doctor_model
 
     return doctor_model(config)

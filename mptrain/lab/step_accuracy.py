@@ -22,6 +22,7 @@ from mptrain.lab.doctor_ranges import (
     EPSILONS,
     MUCH,
     ModuleScaling,
+    OperatorError,
     OutputErrors,
     by_module,
     is_spoiled,
@@ -29,7 +30,6 @@ from mptrain.lab.doctor_ranges import (
     spoiling_boundary,
 )
 from mptrain.lab.module_tensors import HANDED, Outputs, distance, hook_step, owner, record_outputs
-from mptrain.lab.operator_errors import OperatorError
 from mptrain.lab.step_replay import SavedStep
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import input_dtype, set_matmul_precision

@@ -16,7 +16,7 @@ from mptrain.report.run_history import BUCKETS
 from mptrain.runlog.sweeps import SweepJob, SweepPaths, is_sweep, read_sweep
 from mptrain.study.comparison.logs.compare_logs import LogComparison
 from mptrain.study.comparison.results import Comparison, RunMeasures, read_comparisons
-from mptrain.study.pages.recipe_blocks import read_verdict
+from mptrain.study.pages.comparison_page import read_verdict
 from mptrain.study.pages.sweep_points import read_points
 
 

@@ -79,7 +79,7 @@ def _compare(arguments: Namespace) -> int | Outcome:
     or folders that any program wrote, in quotes if they have a *; --metric and --margin (or --target) are required.
     """
     if arguments.logs:
-        from mptrain.study.commands.compare_logs import compare_logged
+        from mptrain.study.commands.compare import compare_logged
 
         return compare_logged(arguments)
     for option in ("at", "not_inferior", "target", "pair", "looks", "better", "where", "pattern"):
@@ -117,7 +117,7 @@ def sweep(arguments: Namespace) -> int:
     from mptrain.study.commands.sweep import has_sweeper, sweep
 
     if has_sweeper(arguments.overrides):
-        from mptrain.study.commands.sweeper_search import search
+        from mptrain.study.commands.sweep import search
 
         return search(arguments)
     return sweep(arguments)
@@ -162,7 +162,7 @@ def written_together(folders: Sequence[Path]) -> tuple[Path, ReportFiles]:
     """Write one report of several runs into a new folder below ``outputs/reports``; return the folder and the files."""
     from mptrain.report.html_and_markdown import ReportFiles, write_page
     from mptrain.runlog.atomic_files import folder_at_once
-    from mptrain.study.pages.runs_together import runs_page
+    from mptrain.study.pages.sweep_page import runs_page
     from mptrain.study.sweep.runner import fresh_place
 
     page = runs_page(folders)  # first: a run that cannot be read leaves no folder

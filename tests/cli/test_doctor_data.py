@@ -16,7 +16,7 @@ from PIL import Image
 
 from mptrain.cli.train import train
 from mptrain.lab import data_check
-from mptrain.lab.commands import doctor_data as module
+from mptrain.lab.commands import doctor_checks as module
 
 
 def picture(number, size=(12, 10)):
@@ -81,7 +81,7 @@ def test_everything_about_a_folder_is_told_at_once(terminal, tmp_path):
 
 def test_a_folder_without_a_problem_ends_with_0_and_does_not_build_a_model(terminal, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "mptrain.lab.commands.doctor_model.check_scaling", lambda *_: pytest.fail("the model was asked for")
+        "mptrain.lab.commands.doctor_checks.check_scaling", lambda *_: pytest.fail("the model was asked for")
     )
     fill(tmp_path / "pics", ("train", "val", "test"), {"ant": 4, "bee": 3})
     assert terminal("doctor", "dataset=image_folder", "dataset.root=pics") == 0

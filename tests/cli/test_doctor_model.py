@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mptrain.cli.blocks import block_lines
-from mptrain.lab.commands import doctor_model as module
+from mptrain.lab.commands import doctor_checks as module
 from mptrain.lab.doctor_ranges import GradientErrors, by_module
 from mptrain.numerics.formats import FLOAT16
 

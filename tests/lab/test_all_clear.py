@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptrain.config.compose import compose
-from mptrain.lab.commands.doctor_model import doctor_model, scale_table
-from mptrain.lab.doctor import ScalingReport
+from mptrain.lab.commands.doctor_checks import doctor_model, scale_table
+from mptrain.lab.doctor import ScalingReport, verdict
 from mptrain.lab.doctor_findings import findings, with_words
 from mptrain.lab.doctor_ranges import (
     LOST,
@@ -22,7 +22,6 @@ from mptrain.lab.doctor_ranges import (
     by_module,
     most_explained,
 )
-from mptrain.lab.doctor_words import verdict
 from mptrain.lab.findings import Finding, describe_errors
 from mptrain.lab.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import FORMATS

@@ -8,8 +8,8 @@ from small_runs import TINY, run_in_process
 
 from mptrain.config.compose import compose
 from mptrain.engine.rehearsal import rehearse
-from mptrain.lab import batch_size
-from mptrain.lab.batch_size import largest_batch, largest_that_fits
+from mptrain.lab.commands import find
+from mptrain.lab.commands.find import largest_batch, largest_that_fits
 from mptrain.lab.doctor import first_batch
 from mptrain.system.errors import ConfigError
 
@@ -49,18 +49,18 @@ def test_counted_memory_foretells_that_of_another_batch():
 
 
 def test_sizes_that_run_out_of_memory_do_not_fit_and_other_errors_are_raised(monkeypatch):
-    config, real = compose([*TINY, "precision=fp16_dynamic"]), batch_size.train_step
+    config, real = compose([*TINY, "precision=fp16_dynamic"]), find.train_step
 
     def step(learner, model, batch, plan):
         if batch.samples > 23:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return real(learner, model, batch, plan)
 
-    monkeypatch.setattr(batch_size, "train_step", step)
-    assert largest_that_fits(lambda size: batch_size._fits(config, size), 16, 100) == 23
-    monkeypatch.setattr(batch_size, "train_step", lambda *given: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(find, "train_step", step)
+    assert largest_that_fits(lambda size: find._fits(config, size), 16, 100) == 23
+    monkeypatch.setattr(find, "train_step", lambda *given: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
-        batch_size._fits(config, 4)
+        find._fits(config, 4)
 
 
 def test_a_batch_that_is_too_small_to_see_what_a_sample_needs_is_refused():

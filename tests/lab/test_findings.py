@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mptrain.lab.findings import first_cause
-from mptrain.lab.observations import module_rows, step_notes, underflows
+from mptrain.lab.findings import first_cause, module_rows, step_notes, underflows
 from mptrain.probe.module_trail import LOSS, ModuleCall
 from mptrain.probe.observer import CustomFunction, NonfiniteTensor, Observation, Operation, OperatorError
 from mptrain.system.records import ExponentCounts

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import mptrain
 from mptrain.config.compose import compose
-from mptrain.lab import loop_checks
+from mptrain.lab import other_loop
 from mptrain.lab.diagnosis import diagnose_config
 from mptrain.lab.doctor import check_scaling
 from mptrain.run.build.parts import build
@@ -255,13 +255,13 @@ def test_a_loss_of_another_model_than_the_one_that_is_given_is_refused(check):
 
 def test_each_phrase_that_is_put_into_words_of_torch_occurs():
     texts = []
-    for path in Path(loop_checks.__file__).parents[1].rglob("*.py"):
+    for path in Path(other_loop.__file__).parents[1].rglob("*.py"):
         if path.name == "loop_checks.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             texts.append("".join(str(one.value) if isinstance(one, ast.Constant) else "1" for one in parts))
-    assert [phrase for phrase in loop_checks._PHRASES if not any(phrase in text for text in texts)] == []
+    assert [phrase for phrase in other_loop._PHRASES if not any(phrase in text for text in texts)] == []
 
 
 def test_what_a_model_casts_to_half_itself_is_said_to_be_in_half():

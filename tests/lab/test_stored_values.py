@@ -61,7 +61,7 @@ def test_diagnose_compares_with_the_fp32_values_and_names_the_tensor(fault, word
 @pytest.mark.parametrize("fault", ["clamped", "rounded"])
 def test_a_run_that_has_trained_is_compared_with_them_too(fault, tmp_path, monkeypatch, words_of):
     make, tensor = FAULTS[fault]
-    monkeypatch.setattr("mptrain.lab.examine_step.remedies", lambda case: ())
+    monkeypatch.setattr("mptrain.lab.remedies.remedies", lambda case: ())
     words = (*words_of(make, *SMALL), "train.max_steps=3", "scaler.init_scale=256", "run.name=run")
     assert run_in_process(*words, cwd=tmp_path).returncode == 0
     monkeypatch.chdir(tmp_path)

@@ -7,8 +7,8 @@ from report.folders import make_run, make_sweep
 from report.microscope import make_looked_at, sampled_steps
 
 from mptrain.config.compose import compose, reload
-from mptrain.lab.commands.recommend import write_forecast
-from mptrain.lab.pages.forecast_page import forecast_page, recommend
+from mptrain.lab.commands.diagnose import write_forecast
+from mptrain.lab.pages.loss_scale_pages import forecast_page, recommend
 from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
 from mptrain.report.plotting import Drawing
 from mptrain.runlog import RunDirectory, RunPaths

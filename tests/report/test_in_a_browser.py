@@ -17,7 +17,7 @@ from mptrain.report.html_and_markdown import write_page, write_report
 from mptrain.report.page import Cell, Page, section, table
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import write_comparisons
-from mptrain.study.pages.runs_together import runs_page
+from mptrain.study.pages.sweep_page import runs_page
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
 

@@ -8,8 +8,8 @@ from loops import each
 from report.folders import HOSTILE
 from report.policy import without_script
 
-from mptrain.lab.commands.recommend import write_replay
-from mptrain.lab.pages.replay_page import Replay, ReplayedLearner, ScaleTrajectory, file_name, replay_page
+from mptrain.lab.commands.diagnose import write_replay
+from mptrain.lab.pages.loss_scale_pages import Replay, ReplayedLearner, ScaleTrajectory, file_name, replay_page
 from mptrain.system.errors import StorageError
 
 pytestmark = pytest.mark.usefixtures("undrawn")

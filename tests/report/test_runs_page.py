@@ -7,7 +7,7 @@ from report.policy import without_script
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Table
 from mptrain.runlog.run_reader import read_run
-from mptrain.study.pages.runs_together import labels, runs_page
+from mptrain.study.pages.sweep_page import labels, runs_page
 from mptrain.system.errors import StorageError
 
 

@@ -1,4 +1,4 @@
-"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: search for the cause of a failed step, and fixes."""
+"""``mptrain diagnose``, ``recommend`` and ``replay``: the cause of a failed step, and what other scales would do."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
-from mptrain.cli.command import Outcome, place_of
+from mptrain.cli.command import Outcome, place, place_of, place_or_last
 from mptrain.cli.messages import say
 from mptrain.config.trust import allow_argument, allowed_packages, command_with, is_allow_override
 from mptrain.lab.pages.diagnosis_page import diagnosis_page
-from mptrain.report.page import Text, section
+from mptrain.lab.pages.loss_scale_pages import Replay, file_name, forecast_page, recommend, replay_page
+from mptrain.report.html_and_markdown import ReportFiles, write_page
+from mptrain.report.page import Code, Text, section
 from mptrain.report.run_blocks import operator_table, summary
 from mptrain.runlog.diagnosis_file import Fix
-from mptrain.system.errors import EXIT_OK
+from mptrain.system.errors import EXIT_DATA, EXIT_OK
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from mptrain.cli.answer import Answer
     from mptrain.lab.diagnosis import DiagnosisResult
+    from mptrain.lab.pages.loss_scale_pages import Recommendation
     from mptrain.runlog.diagnosis_file import Examination, ModuleRow
+
 
 #: Maximum number of modules in the table unless --all is given, and how many of the first and last are always kept.
 MOST_ROWS, ENDS = 40, 6
@@ -126,21 +130,83 @@ def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
     """
     if len(modules) <= MOST_ROWS:
         return list(modules), 0
-    places = {*range(ENDS), *range(len(modules) - ENDS, len(modules))}
-    for place, row in enumerate(modules):
+    shown = {*range(ENDS), *range(len(modules) - ENDS, len(modules))}
+    for index, row in enumerate(modules):
         if row.breaks:
-            places |= {place - 1, place, place + 1}
+            shown |= {index - 1, index, index + 1}
     reached = {
-        place: (
+        index: (
             row.forward.largest if row.forward else 0.0,
             row.backward.largest if row.backward else 0.0,
             max(reach.subnormal for reach in (row.forward, row.backward) if reach),
         )
-        for place, row in enumerate(modules)
+        for index, row in enumerate(modules)
     }
-    orders = [sorted(reached, key=lambda place: -reached[place][number]) for number in range(3)]
-    for place in itertools.chain.from_iterable(zip(*orders, strict=True)):
-        if len(places) < MOST_ROWS:
-            places.add(place)
-    chosen = sorted(place for place in places if 0 <= place < len(modules))
-    return [modules[place] for place in chosen], len(modules) - len(chosen)
+    orders = [sorted(reached, key=lambda index: -reached[index][number]) for number in range(3)]
+    for index in itertools.chain.from_iterable(zip(*orders, strict=True)):
+        if len(shown) < MOST_ROWS:
+            shown.add(index)
+    chosen = sorted(index for index in shown if 0 <= index < len(modules))
+    return [modules[index] for index in chosen], len(modules) - len(chosen)
+
+
+def recommend_scale(arguments: Namespace) -> Outcome:
+    """Recommend a static loss scale for a run, with the effect of every other scale, and write a report.
+
+    The report is written into the run's folder.
+
+    Args:
+        arguments: Parsed command line: the run, or ``last``; ``--sweep`` with the folder of a sweep over static scales.
+
+    Returns:
+        The recommendation; the exit code is 0, or 6 if a learner (a model with its optimizer) has too few histograms,
+        or gradients that FP16 may have rounded to zero unseen.
+
+    Raises:
+        StorageError: The run has no histograms, the sweep has no static scales, or a folder cannot be read or written.
+    """
+    (run,), sweep = arguments.words, arguments.sweep
+    found = recommend(place_or_last(run), place(sweep) if sweep else None)
+    written = write_forecast(found)
+    known = all(forecast.is_answered for forecast in found.forecasts.values())
+
+    def data() -> Answer:
+        from mptrain.lab.answers import RecommendAnswer
+
+        return RecommendAnswer.written(found, written)
+
+    return Outcome(EXIT_OK if known else EXIT_DATA, lambda: _show(written), data)
+
+
+def report_replay(replay: Replay) -> int:
+    """Print the effect of a loss scaling rule that was simulated on the recorded steps of a run, and write a report.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        StorageError: The report cannot be written.
+    """
+    _show(write_replay(replay))
+    return EXIT_OK
+
+
+def _show(written: ReportFiles) -> None:
+    """Print a written report without its last section, the run or command, and its paths."""
+    *shown, _ = written.page.sections
+    print_blocks(Text(written.page.lead), *shown, Code(f"{written.html}\n{written.md}"))
+
+
+def write_replay(replay: Replay) -> ReportFiles:
+    """Write the report of a replayed loss-scaling rule into the run directory.
+
+    The files are ``replay-NAME-KEY-VALUE.html`` and ``.md``. Earlier files of the same rule and words are replaced.
+    """
+    name = file_name(replay)
+    return write_page(replay_page(replay), replay.root, replay.root / f"{name}.html", replay.root / f"{name}.md")
+
+
+def write_forecast(found: Recommendation) -> ReportFiles:
+    """Write the report of recommended loss scales into the run directory: ``forecast.html`` and ``forecast.md``."""
+    paths = found.opened.run.paths
+    return write_page(forecast_page(found), paths.root, paths.forecast_html, paths.forecast_md)

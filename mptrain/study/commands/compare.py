@@ -1,10 +1,11 @@
-"""``mptrain compare``: comparison of newly trained arms or existing runs, with a table, verdicts and a report."""
+"""``mptrain compare``: comparison of new arms, existing runs or logs of any program, with verdicts and a report."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,15 @@ from mptrain.config.schema import RunOptions
 from mptrain.config.value_checks import show
 from mptrain.numerics import words
 from mptrain.numerics.words import counted
+from mptrain.report.html_and_markdown import write_page
 from mptrain.report.page import Bullets, Section, table
 from mptrain.runlog import readable_bytes
+from mptrain.runlog.atomic_files import folder_at_once, write_atomically
 from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
 from mptrain.study.commands.sweep import check_points, finish, launcher_of, record_sweep
+from mptrain.study.comparison.logs import compare_logs
 from mptrain.study.comparison.results import write_comparisons
+from mptrain.study.pages.certificate_page import certificate_page, outcome_blocks
 from mptrain.study.sweep.comparisons import (
     ComparisonOptions,
     claimed_by,
@@ -34,8 +39,9 @@ from mptrain.study.sweep.comparisons import (
     with_relative_paths,
 )
 from mptrain.study.sweep.points import expand
-from mptrain.study.sweep.runner import sweep_folder
+from mptrain.study.sweep.runner import fresh_place, sweep_folder
 from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, suggest
+from mptrain.system.records import as_json
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -238,3 +244,57 @@ def answer(data: Mapping[str, Any]) -> Answer:
     from mptrain.study.answers import CompareAnswer
 
     return CompareAnswer(**data)
+
+
+def compare_logged(arguments: Namespace) -> Outcome:
+    """Compare arms by the logs of their runs, and write a certificate.
+
+    Args:
+        arguments: Parsed command line: ``ARM=LOGS ...``, and options such as ``--metric NAME``.
+
+    Returns:
+        The verdicts, with the exit code 0.
+
+    Raises:
+        MptrainError: An option is missing or does not fit, or a log cannot be read. Nothing is written then.
+    """
+    for option in ("jobs", "launcher", "by", "anyway"):
+        if getattr(arguments, option):
+            raise UsageError(f"--{option} has no effect on --logs", "leave it out")
+    arms: dict[str, list[str]] = {}
+    for word in arguments.overrides:
+        name, _, pattern = word.partition("=")
+        arms.setdefault(name, []).append(pattern)
+    if arguments.words or not arms:
+        what = f"{arguments.words[0]} has no arm" if arguments.words else "compare --logs needs arms"
+        raise UsageError(what, "write for example mptrain compare --logs 'bf16=a/*.csv' 'fp8=b/*.csv' --metric loss")
+    if not arguments.metric:
+        raise UsageError("compare --logs needs --metric", "name a column of the logs: --metric loss")
+    if bad := next((word for word in arguments.where if "=" not in word), None):
+        raise UsageError(f"--where {bad} has no value", f"write --where {bad}=VALUE")
+    found = compare_logs.compare(
+        logs=arms,
+        metric=arguments.metric,
+        margin=arguments.margin,
+        target=arguments.target,
+        not_inferior=bool(arguments.not_inferior),
+        at=arguments.at or "last",
+        pair=bool(arguments.pair),
+        looks=arguments.looks or 1,
+        better=arguments.better,
+        reference=arguments.reference,
+        where=dict(word.split("=", 1) for word in arguments.where),
+        pattern=arguments.pattern or "",
+    )
+    folder = fresh_place(Path("outputs"), "comparisons")
+    page = folder / "certificate.html"
+    with folder_at_once(folder) as draft:  # after judging: a refused one leaves no folder
+        write_page(certificate_page(found), draft, draft / page.name, draft / "certificate.md")
+        write_atomically(draft / "certificate.json", json.dumps(json.loads(as_json(asdict(found))), indent=1) + "\n")
+
+    def display() -> None:
+        print_blocks(Section("", tuple(outcome_blocks(found))))
+        say(f"\ncertificate={page}")
+
+    data = {"logs": found, "folder": str(folder), "html": str(page)}
+    return Outcome(EXIT_OK, display, lambda: answer(data))

@@ -14,11 +14,10 @@ from typing import Literal
 
 from mptrain.numerics.words import of_seeds
 from mptrain.study.comparison.compare_arms import direction_of
-from mptrain.study.comparison.evidence import PairedEvidence, Sample, pair, sample
 from mptrain.study.comparison.results import ArmVerdict, RunMeasures
 from mptrain.study.comparison.run_measures import step_of
 from mptrain.study.comparison.statistics import rounding_spread
-from mptrain.study.comparison.verdict import decide
+from mptrain.study.comparison.verdict import PairedEvidence, Sample, decide, pair, sample
 from mptrain.study.recipe.recipe import Expectation
 from mptrain.system.errors import EXIT_NUMERICS, Problem, suggest
 

@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mptrain.study.comparison.evidence import PairedEvidence
 from mptrain.study.comparison.statistics import (
     bootstrap_p,
     equivalence,
@@ -17,7 +16,7 @@ from mptrain.study.comparison.statistics import (
     tost_p,
     unseen_share,
 )
-from mptrain.study.comparison.verdict import decide
+from mptrain.study.comparison.verdict import PairedEvidence, decide
 
 MARGIN = 0.01
 

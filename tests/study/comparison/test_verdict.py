@@ -6,9 +6,8 @@ import pytest
 from loops import each
 from scipy import stats
 
-from mptrain.study.comparison.evidence import PairedEvidence, Sample, pair, sign_test
 from mptrain.study.comparison.statistics import equivalence, mean_interval, rounding_spread
-from mptrain.study.comparison.verdict import decide
+from mptrain.study.comparison.verdict import PairedEvidence, Sample, decide, pair, sign_test
 
 
 def verdict(differences=(), higher_is_better=True, margin=0.01, rounding=0.0, **failures):

@@ -45,7 +45,7 @@ class Watched:
 
 
 def ask(composer, folder, *words):
-    """A sweep as `mptrain.study.commands.sweeper_search` has it; the numbers of the jobs that were started, batch by batch."""
+    """A sweep as `mptrain.study.commands.sweep` has it; the numbers of the jobs that were started, batch by batch."""
     points, started = [], []
 
     def run(batch):

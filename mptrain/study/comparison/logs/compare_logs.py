@@ -15,8 +15,7 @@ from typing import Literal
 
 from mptrain.numerics.words import counted, listed
 from mptrain.runlog.run_state import lower_is_better
-from mptrain.study.comparison.logs.question import Form, Question
-from mptrain.study.comparison.logs.runs import read_arms, read_curves
+from mptrain.study.comparison.logs.runs import Form, Question, read_arms, read_curves
 from mptrain.study.comparison.logs.verdict import LoggedArm, judge
 from mptrain.study.comparison.results import as_table
 from mptrain.system.errors import UsageError

@@ -9,16 +9,52 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from mptrain.numerics.words import counted, listed
 from mptrain.study.comparison.logs.curves import Curve, read_curve
-from mptrain.study.comparison.logs.means import rounding_step
-from mptrain.study.comparison.logs.question import Question
+from mptrain.study.comparison.statistics import (
+    rounding_step,
+)
 from mptrain.system.errors import DataError, UsageError
+
+#: Claims that a comparison of logs can be asked about.
+Form = Literal["equivalent", "not inferior", "beats target"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Claim that a comparison of logs is asked about.
+
+    Attributes:
+        metric: Name of the metric in the logs.
+        form: ``equivalent`` (to the reference, within the margin), ``not inferior`` (not worse by the margin or more),
+            or ``beats target``.
+        margin: Equivalence or non-inferiority margin, in the metric's unit, chosen before the runs; 0 for a target.
+        target: Number to beat; NaN without.
+        at: ``last``, ``step=N``, or ``last=N`` for the mean of the N last values.
+        paired: Runs with the same ``{seed}`` in their paths belong together.
+        looks: Number of times that the question is asked while runs come in, this one included.
+        lower_is_better: Direction of the metric.
+        where: Column to value, of the rows of logs that count; empty for all.
+        pattern: Regular expression with named groups that reads lines of text; empty for logs of a known format.
+    """
+
+    metric: str
+    form: Form
+    margin: float
+    target: float
+    at: str
+    paired: bool
+    looks: int
+    lower_is_better: bool
+    where: dict[str, str] = field(default_factory=dict)
+    pattern: str = ""
+
 
 #: Letter of no path, in place of ``{seed}``.
 _SEED = "\ue000"

@@ -9,21 +9,18 @@ from typing import NamedTuple
 
 from scipy import special
 
-from mptrain.study.comparison.logs.means import (
-    difference_of_means,
-    power_of_equivalence,
-    runs_for_power,
-)
-from mptrain.study.comparison.logs.question import Question
-from mptrain.study.comparison.logs.runs import LoggedRun
+from mptrain.study.comparison.logs.runs import LoggedRun, Question
 from mptrain.study.comparison.results import Interval, Word
 from mptrain.study.comparison.statistics import (
     bootstrap_p,
+    difference_of_means,
     improved,
     looks_skewed,
     mean_and_spread,
     mean_interval,
+    power_of_equivalence,
     rounding_spread,
+    runs_for_power,
     unseen_share,
 )
 from mptrain.study.comparison.verdict import Facts, Reason
@@ -134,7 +131,7 @@ def _against(
 
 def _failure_p(runs: Sequence[LoggedRun], reference: Sequence[LoggedRun], *, paired: bool) -> float:
     """Return the p value of an exact test that an arm fails more often; 1 if it does not (McNemar, or Fisher)."""
-    from mptrain.study.comparison.evidence import fisher_test, sign_test  # scipy.stats takes half a second to import
+    from mptrain.study.comparison.verdict import fisher_test, sign_test
 
     own, others = ({run.seed for run in some if not math.isfinite(run.value)} for some in (runs, reference))
     if paired:

@@ -12,21 +12,19 @@ from hypothesis import strategies as st
 from scipy import signal
 
 from mptrain.runlog.run_state import lower_is_better
-from mptrain.study.comparison.evidence import Sample, pair
 from mptrain.study.comparison.logs import verdict
 from mptrain.study.comparison.logs.compare_logs import compare, compare_logs
 from mptrain.study.comparison.logs.curves import Curve
-from mptrain.study.comparison.logs.means import (
+from mptrain.study.comparison.logs.runs import LoggedRun, Question, _point, _run
+from mptrain.study.comparison.logs.verdict import LoggedArm
+from mptrain.study.comparison.statistics import (
     difference_of_means,
     power_of_equivalence,
     rounding_step,
     runs_for_power,
+    unseen_share,
 )
-from mptrain.study.comparison.logs.question import Question
-from mptrain.study.comparison.logs.runs import LoggedRun, _point, _run
-from mptrain.study.comparison.logs.verdict import LoggedArm
-from mptrain.study.comparison.statistics import unseen_share
-from mptrain.study.comparison.verdict import decide
+from mptrain.study.comparison.verdict import Sample, decide, pair
 from mptrain.system.errors import DataError, UsageError
 
 ASKED = Question("loss", "equivalent", 0.01, math.nan, "last", paired=False, looks=1, lower_is_better=True)

@@ -16,8 +16,7 @@ from small_runs import TINY, run_in_process
 from mptrain.runlog import RunState, create_run, read_run
 from mptrain.study.comparison.logs import curves
 from mptrain.study.comparison.logs.curves import read_curve
-from mptrain.study.comparison.logs.question import Question
-from mptrain.study.comparison.logs.runs import read_curves
+from mptrain.study.comparison.logs.runs import Question, read_curves
 from mptrain.system.errors import DataError, MptrainError, UsageError
 
 LOSSES = [2.5, 1.25, 0.75, 0.5]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mptrain.study.comparison.logs.curves import read_curve
-from mptrain.study.comparison.logs.question import Question
-from mptrain.study.comparison.logs.runs import read_curves
+from mptrain.study.comparison.logs.runs import Question, read_curves
 from mptrain.system.errors import DataError, UsageError
 
 MIXED = {

@@ -8,8 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mptrain.study.comparison.logs.question import Question
-from mptrain.study.comparison.logs.runs import LoggedRun
+from mptrain.study.comparison.logs.runs import LoggedRun, Question
 from mptrain.study.comparison.logs.verdict import judge
 
 SHAPES = {
