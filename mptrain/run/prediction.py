@@ -26,13 +26,13 @@ from mptrain.system.process_state import settings_restored
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.task import Task
-from mptrain.workloads.detection.new_scenes import NewScenes
-from mptrain.workloads.enhancement.new_photos import NewPhotos
-from mptrain.workloads.images.new_pictures import NewPictures
-from mptrain.workloads.language.new_prompts import NewPrompts
-from mptrain.workloads.speech.new_recordings import NewRecordings
-from mptrain.workloads.text.new_texts import NewTexts
-from mptrain.workloads.translation.new_sentences import NewSentences
+from mptrain.workloads.detection.detection_images import NewScenes
+from mptrain.workloads.enhancement.photo_dataset import NewPhotos
+from mptrain.workloads.images.datasets.image_folder import NewPictures
+from mptrain.workloads.language.language_dataset import NewPrompts
+from mptrain.workloads.speech.speech_dataset import NewRecordings
+from mptrain.workloads.text.labelled_dataset import NewTexts
+from mptrain.workloads.translation.pair_dataset import NewSentences
 
 #: Readers by the attribute ``inputs`` of data sets.
 KINDS: dict[str, type[NewInputs]] = {

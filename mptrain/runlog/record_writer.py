@@ -383,7 +383,7 @@ class Fanout:
             raise failures[0]
 
 
-#: Bytes of a digest (see `mptrain.workloads.base.sample_digests`).
+#: Bytes of a digest (see `mptrain.workloads.base.dataset`).
 SIZE = 8
 
 

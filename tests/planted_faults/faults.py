@@ -248,7 +248,7 @@ FAULTS = (
           "_logits(model, batch), label_smoothing=-self.label_smoothing)"),
     Fault(90, "workloads/detection/task.py", "corners are taken for sizes when detections are judged",
           "[left, upper, right - left, lower - upper]", "[left, upper, right, lower]"),
-    Fault(91, "workloads/text/layers.py", "sequences are reversed around the wrong place",
+    Fault(91, "workloads/text/subwords.py", "sequences are reversed around the wrong place",
           "lengths[:, None] - 1 - places", "lengths[:, None] - places"),
     Fault(92, "schedule/shapes.py", "a schedule with warm-up does not reach its end",
           "/ max(1, planned - warmup)", "/ max(1, planned)"),

@@ -17,7 +17,7 @@ from mptrain.workloads.detection.task import Detect
 from mptrain.workloads.enhancement.task import Enhance
 from mptrain.workloads.gan.task import Gan
 from mptrain.workloads.language.task import Language
-from mptrain.workloads.sound.audio_files import read_recording, recording_seconds
+from mptrain.workloads.sound.recordings import read_recording, recording_seconds
 from mptrain.workloads.speech.task import Transcribe
 from mptrain.workloads.text.subwords import learn
 from mptrain.workloads.translation.task import Translate

@@ -28,8 +28,8 @@ from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.task import Objective, Task
-from mptrain.workloads.classification.small_classifier import train_classifier
-from mptrain.workloads.images.classifier_features import ClassifierFeatures
+from mptrain.workloads.classification.task import train_classifier
+from mptrain.workloads.gan.task import ClassifierFeatures
 
 #: Means and deviations that differ less are taken as alike: those of other photographs.
 SIMILAR = 0.1

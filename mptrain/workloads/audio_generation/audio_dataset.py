@@ -1,7 +1,13 @@
-"""Data set of raw audio: windows of µ-law levels, each of which is a target once, and the letters being spoken."""
+"""Data set of raw audio: windows of µ-law levels, each of which is a target once, and the letters being spoken.
+
+The curve is that of ITU-T G.711 with µ one less than the number of levels, rounded to the nearest level, as in van den
+Oord et al. (2016, section 2.2). G.711's own code differs: it approximates the curve by straight lines. Computation is
+in FP32, on any device.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -13,13 +19,30 @@ from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
-from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.base.batch import Batch, padded
-from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey
-from mptrain.workloads.base.dataset_options import ShareOptions
+from mptrain.workloads.base.dataset import IndependentSamples, ShareOptions, SplitDataset, Survey
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.base.train_val_split import first_samples, stratified_order
-from mptrain.workloads.sound.audio_files import RecordingError
+from mptrain.workloads.base.random_streams import first_samples, stratified_order
+from mptrain.workloads.sound.recordings import RecordingError
+
+
+def encode(samples: Tensor, levels: int) -> Tensor:
+    """Quantise samples to levels from 0 to ``levels - 1``, int64; values beyond -1 to 1 are clipped.
+
+    Silence is the upper of the two middle levels.
+    """
+    mu = levels - 1
+    wave = samples.float().clamp(-1.0, 1.0)
+    curved = torch.sign(wave) * torch.log1p(mu * wave.abs()) / math.log1p(mu)
+    return ((curved + 1.0) / 2.0 * mu + 0.5).floor().long()
+
+
+def decode(numbers: Tensor, levels: int) -> Tensor:
+    """Convert levels, int64, back to samples, float32 from -1 to 1; the inverse of `encode` up to quantisation."""
+    mu = levels - 1
+    curved = 2.0 * numbers.float() / mu - 1.0
+    return torch.sign(curved) * torch.expm1(curved.abs() * math.log1p(mu)) / mu
+
 
 #: Target of positions without a loss: context, and padding after the end. The default ``ignore_index`` of torch.
 IGNORED = -100
@@ -195,7 +218,7 @@ class SoundDataset(SplitDataset[SoundSplit]):
         nothing better is possible without an alignment.
         """
         batch = batch.to(device)
-        levels = mu_law.encode(batch.inputs.float() / _FULL_SCALE, self.levels)
+        levels = encode(batch.inputs.float() / _FULL_SCALE, self.levels)
         inputs, targets = levels[:, :-1], levels[:, 1:]
         places = torch.arange(targets.shape[1], device=device) - self.splits["train"].context
         within = (places >= 0) & (places < batch.extras["lengths"][:, None])

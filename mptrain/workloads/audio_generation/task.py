@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mptrain.system.fields import NonNegativeFloat, PositiveInt
-from mptrain.workloads.audio_generation import mu_law
+from mptrain.workloads.audio_generation import audio_dataset
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Sounds, perplexity, token_sums
 
@@ -72,7 +72,7 @@ class RawAudio(OneNetworkTask):
         source = torch.Generator(inputs.device).manual_seed(0)
         levels = draw(inputs[:, : begin + 1], count, source, **more)
         recorded = targets[:, begin : begin + count]
-        silence = mu_law.encode(torch.zeros_like(recorded, dtype=torch.float32), self.levels)
+        silence = audio_dataset.encode(torch.zeros_like(recorded, dtype=torch.float32), self.levels)
         recorded = torch.where(recorded >= 0, recorded, silence)
         told = more["speaker"].tolist() if "speaker" in more and self.speaker_names else []
         whose = [f" of {self.speaker_names[number]}" for number in told] or [""] * len(levels)
@@ -81,7 +81,9 @@ class RawAudio(OneNetworkTask):
             ("recorded", recorded, "True continuation of that recording{}."),
         )
         return {
-            name: Sounds(mu_law.decode(numbers, self.levels), self.sample_rate, tuple(map(caption.format, whose)))
+            name: Sounds(
+                audio_dataset.decode(numbers, self.levels), self.sample_rate, tuple(map(caption.format, whose))
+            )
             for name, numbers, caption in heard
         }
 

@@ -1,21 +1,31 @@
-"""Protocols of a data set and of its splits, as the training engine uses them, and base classes that implement them.
+"""Protocols of a data set and its splits, base classes that implement them, common options, and digests of samples.
 
 This module must not read files.
+
+They are of the stored sample, before it is resized or augmented, and leave out its target: a picture stays the same one
+in another folder, under another name, and with a corrected label.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import inspect
+import os
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import DataError
+from mptrain.system.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.files import open_to_read
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
@@ -194,3 +204,83 @@ def absolute(files: Mapping[str, Iterable[Path | str]]) -> dict[str, list[str]]:
 def class_facts(class_names: Sequence[str]) -> dict[str, Any]:
     """Return the facts of the classes of a data set: their number and their names."""
     return {"num_classes": len(class_names), "class_names": class_names}
+
+
+#: Bytes of a digest. Among a million samples, another one is taken for one of them with a probability of 5e-14.
+SIZE = 8
+
+#: Largest file that is read as a whole, in bytes; of a larger one, `PART` bytes each at its start, middle and end.
+WHOLE, PART = 1 << 16, 1 << 14
+
+
+def tensor_digests(values: Tensor) -> list[bytes]:
+    """Return a digest of each sample in ``[N, ...]``, of its bytes."""
+    rows = values.detach().cpu().contiguous().unsqueeze(-1).view(torch.uint8)  # NumPy has no bfloat16
+    return [hashlib.blake2b(row, digest_size=SIZE).digest() for row in rows.numpy()]
+
+
+def file_digests(paths: Sequence[str]) -> list[bytes]:
+    """Return a digest of each file: of its size and content, or for large files of parts of it (see `WHOLE`).
+
+    A file that cannot be read gets the digest of its path; reading the sample says what is wrong with it. Files are
+    read in parallel, because a file system may take long to answer.
+    """
+    chunks = [paths[start : start + 256] for start in range(0, len(paths), 256)]
+    with ThreadPoolExecutor(8) as pool:
+        return [digest for digests in pool.map(_file_digests, chunks) for digest in digests]
+
+
+def _file_digests(paths: Sequence[str]) -> list[bytes]:
+    return [hashlib.blake2b(_identity(path), digest_size=SIZE).digest() for path in paths]
+
+
+def _identity(path: str) -> bytes:
+    try:
+        with open_to_read(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= WHOLE:
+                return file.read()
+            places = (0, (size - PART) // 2, size - PART)
+            return b"".join([str(size).encode(), *(os.pread(file.fileno(), PART, place) for place in places)])
+    except OSError:
+        return os.fsencode(path)
+
+
+Fields = ParamSpec("Fields")
+Options = TypeVar("Options")
+Made = TypeVar("Made")
+
+
+def takes_fields_of(
+    options: Callable[Fields, Options],
+) -> Callable[[Callable[[Options], Made]], Callable[Fields, Made]]:
+    """Return a decorator that lets a function of one dataclass instance be called with the fields of the dataclass.
+
+    It gets the signature of the dataclass, with resolved annotations; the configuration checks its keys against them.
+    """
+
+    def decorate(function: Callable[[Options], Made]) -> Callable[Fields, Made]:
+        def call(*args: Fields.args, **kwargs: Fields.kwargs) -> Made:
+            return function(options(*args, **kwargs))
+
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(call, name, getattr(function, name))
+        call.__annotations__ = typing.get_type_hints(options, include_extras=True)
+        call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareOptions:
+    """Options of data sets from which shares are held out.
+
+    Attributes:
+        val_share: Share of the samples held out for validation, if no file is for validation; likewise ``test_share``.
+        train_samples: Number of samples to train on; None trains on all.
+    """
+
+    val_share: BelowOneOrZero = 0.1
+    test_share: BelowOneOrZero = 0.1
+    train_samples: PositiveInt | None = None

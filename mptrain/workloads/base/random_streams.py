@@ -1,4 +1,4 @@
-"""Random numbers as pure functions of seed, epoch and sample index. They must not use the process's generators.
+"""Random numbers as pure functions of seed, epoch and sample index, and the assignment of samples to splits.
 
 A sample's augmentation is therefore the same in every process, batch and resumed run. The mixing function is the
 finaliser of SplitMix64 (Steele, Lea and Flood, *Fast splittable pseudorandom number generators*, OOPSLA 2014): a
@@ -8,13 +8,16 @@ evaluated in wrapping int64 arithmetic, so whole batches are drawn at once.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mptrain.system.device import in_widest
+from mptrain.system.errors import ConfigError
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -83,3 +86,77 @@ def _shifted(state: Tensor, bits: int) -> Tensor:
 
 def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
+
+
+_FIXED = 20180430  # seed of the permutation; changing it changes every split
+
+
+def stratified_order(targets: Tensor, seed: int = 0) -> Tensor:
+    """Return an order of the samples, int64 ``[N]``, in which every prefix has about the overall class proportions.
+
+    A permutation drawn from ``seed`` shuffles the samples. The k-th of the n samples of a class then gets the rank
+    (k + 1/2) / n, and the samples are sorted by rank, ties by class.
+    """
+    shuffled = permutation(len(targets), _FIXED + seed)
+    labels = targets[shuffled]
+    by_class = torch.argsort(labels, stable=True)
+    counts = torch.bincount(labels)
+    starts = counts.cumsum(0) - counts
+    within = torch.arange(len(targets)) - starts[labels[by_class]]
+    rank = (within.double() + 0.5) / counts[labels[by_class]]
+    return shuffled[by_class[torch.argsort(rank, stable=True)]]
+
+
+def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tuple[Tensor, Tensor]:
+    """Return stratified indices of the samples to train on and of those held out for validation.
+
+    The held-out samples do not depend on ``train_samples`` (None for all that remain), and a smaller ``train_samples``
+    selects a subset of a larger one. Too few samples raise `ConfigError`.
+    """
+    train = len(targets) - val_samples
+    if train < 1:
+        raise ConfigError(
+            f"dataset.val_samples={val_samples} would hold out all {len(targets)} training samples",
+            f"set dataset.val_samples to at most {max(0, len(targets) - 1)}",
+        )
+    order = stratified_order(targets)
+    return first_samples(order[:train], train_samples), order[train:]
+
+
+def hold_out_by_name(
+    names: Sequence[str], targets: Tensor, val: float, test: float, seed: int = 0
+) -> tuple[Tensor, ...]:
+    """Divide samples so that the split of each one depends on its own name and the seed, not on the other samples.
+
+    A hash, salted with the seed, places each of the distinct names in [0, 1). The first ``val`` of this range is held
+    out for validation (from 1 on, ``val`` is the number of samples that come first), the last ``test`` for testing. So
+    a class of n samples has its shares on average, with a standard deviation of ``sqrt(n * share * (1 - share))``
+    samples. There are two exceptions, in which the other samples count: a part gets at least one sample, and each class
+    keeps the sample that is the last to be held out. The result is ascending int64 indices.
+    """
+    if not val and not test:
+        return torch.arange(len(names)), torch.arange(0), torch.arange(0)
+    salt = seed.to_bytes(16, "big")
+    hashes = [hashlib.blake2b(os.fsencode(name), digest_size=8, salt=salt).digest() for name in names]
+    places = torch.tensor([(int.from_bytes(one, "big") >> 11) * 2.0**-53 for one in hashes], dtype=torch.float64)
+    ascending = [*places.sort().values.tolist(), 1.0]
+    below = ascending[min(int(val), len(names))] if val >= 1 else max(val, ascending[1]) if val else 0.0
+    above = min(1.0 - test, ascending[-2]) if test else 1.0
+    beyond = torch.maximum(below - places, places - above)  # how far outside of the range that is trained on
+    least = torch.full((int(targets.max()) + 1,), 2.0, dtype=torch.float64)
+    kept = beyond == least.scatter_reduce(0, targets, beyond, "amin")[targets]
+    held_val, held_test = (places < below) & ~kept, (places >= above) & ~kept
+    held_test &= ~held_val
+    return tuple(part.nonzero().flatten() for part in (~(held_val | held_test), held_val, held_test))
+
+
+def first_samples(order: Tensor, train_samples: int | None) -> Tensor:
+    """Return the first ``train_samples`` of an order of indices, all for None; `ConfigError` if there are fewer."""
+    if train_samples is None:
+        return order
+    if train_samples > len(order):
+        raise ConfigError(
+            f"dataset.train_samples={train_samples}, but the training split has {len(order)} samples",
+            f"set dataset.train_samples to at most {len(order)}, or to null for all",
+        )
+    return order[:train_samples]

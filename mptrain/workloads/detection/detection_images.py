@@ -1,12 +1,12 @@
-"""Data set of picture files with boxes that are decoded on demand. Independent of the format of the annotations."""
+"""Data set of picture files with boxes that are decoded on demand, and new pictures in which to find objects."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import composed
 from mptrain.workloads.base.dataset import IndependentSamples, Survey
 from mptrain.workloads.base.faulty_samples import Faults, OnError
+from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.base.random_streams import permutation, uniforms
-from mptrain.workloads.base.train_val_split import first_samples
+from mptrain.workloads.base.random_streams import first_samples, permutation, uniforms
 from mptrain.workloads.detection.boxes import (
     CROP_DRAWS,
     Boxes,
@@ -35,10 +35,11 @@ from mptrain.workloads.detection.boxes import (
     through_window,
 )
 from mptrain.workloads.images.image_dataset import Channels, photo_statistics
-from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, pixels_of, read_picture
+from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, picture_size, pixels_of, read_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
 
 _FIXED = 20151208  # seed of the order from which dataset.train_samples takes the first pictures
 _DRAWS = 1 + CROP_DRAWS  # horizontal flip, and a crop
@@ -318,3 +319,30 @@ class PictureDataset(DetectionDataset):
             self.cut_boxes += listing.cut_boxes
         self.train, self.val, self.test = splits["train"], splits.get("val"), splits.get("test")
         self.preparation = Preparation(*photo_statistics(options.depth), options.side, options.depth, fit=options.fit)
+
+
+class NewScenes(NewInputs):
+    """Picture files as squares, with the factors by which they were resized."""
+
+    suffixes = EXTENSIONS
+    unreadable = UNDECODABLE
+
+    def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        super().__init__(card, {**facts, "class_names": tuple(map(str, card["labels"]))})
+        self.preparation = Preparation.from_card(card["preparation"])
+
+    def read(self, given: str, faults: Faults) -> tuple[Tensor, tuple[float, float]]:
+        """Return a picture, uint8 ``[C, side, side]``, and the factors of its width and height."""
+        preparation = self.preparation
+        picture = read_picture(given, cast("Channels", len(preparation.mean)), faults)
+        fit = cast("FitTo", preparation.fit or "stretch")
+        return fitted(picture, preparation.image_size, fit, (0, 0, *picture.size))
+
+    def collate(self, samples: Sequence[tuple[Tensor, tuple[float, float]]]) -> Batch:
+        """Return pictures, uint8 ``[N, C, side, side]``, and ``scale`` of width and height, float32 ``[N, 2]``."""
+        images, scales = zip(*samples, strict=True)
+        return Batch(torch.stack(images), torch.zeros(len(images)), extras={"scale": torch.tensor(scales)})
+
+    @override
+    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
+        return self.preparation.apply(batch, device, memory_format)

@@ -16,8 +16,8 @@ from torch import Tensor
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import PositiveFloat, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.sound.alphabet import Alphabet
-from mptrain.workloads.text.layers import lengths_mask
+from mptrain.workloads.sound.recordings import Alphabet
+from mptrain.workloads.text.subwords import lengths_mask
 
 Kind = Literal["log_mel", "log_spectrogram"]
 

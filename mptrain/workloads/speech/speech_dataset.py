@@ -1,4 +1,4 @@
-"""Data set of utterances with transcripts, without reading files; functions that the data sets pass in do that."""
+"""Data set of utterances with transcripts, read by functions of its data sets, and new recordings to transcribe."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from typing_extensions import override
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveFloat
 from mptrain.workloads.base.batch import Batch, padded
-from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
-from mptrain.workloads.base.dataset_options import ShareOptions
+from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, Survey
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.base.train_val_split import first_samples, stratified_order
-from mptrain.workloads.sound.alphabet import ENGLISH
-from mptrain.workloads.sound.audio_files import RecordingError
-from mptrain.workloads.speech.spectrograms import FrameOptions, InputFormat
-from mptrain.workloads.text.sequences import bucketed_order
+from mptrain.workloads.base.new_inputs import NewInputs
+from mptrain.workloads.base.random_streams import first_samples, permutation, stratified_order
+from mptrain.workloads.sound.recordings import ENGLISH, SUFFIXES, Alphabet, RecordingError, read_recording
+from mptrain.workloads.speech.spectrograms import FrameOptions, InputFormat, SpectrogramFeatures
+from mptrain.workloads.text.tokens import bucketed_order
 
 _FIXED = 20151208  # seed of the permutation that divides utterances; changing it changes every split
 _FEW = 10  # a held-out part with fewer transcripts cannot show how well other transcripts would be recognised
@@ -301,3 +299,30 @@ def _cut(
                     break
                 parts[part] += unit
     return parts, [utterance for unit in units for utterance in unit]
+
+
+class NewRecordings(NewInputs):
+    """Audio files."""
+
+    suffixes = frozenset(SUFFIXES)
+    unreadable = (RecordingError,)
+
+    def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        super().__init__(card, {**facts, "decode": Alphabet("".join(card["labels"][1:])).text})
+        self.features = SpectrogramFeatures.from_card(card["preparation"])
+
+    def read(self, given: str, faults: Faults) -> Tensor:
+        """Return the samples of a recording at the rate of the features, int16 ``[S]``."""
+        return read_recording(given, rate=self.features.rate)
+
+    def collate(self, samples: Sequence[Tensor]) -> Batch:
+        """Return samples, int16 ``[N, S]``, zero-padded, and their ``lengths``, int64 ``[N]``."""
+        extras = {
+            "lengths": torch.tensor([len(one) for one in samples]),
+            "target_lengths": torch.zeros(len(samples), dtype=torch.int64),
+        }
+        return Batch(padded(samples), torch.zeros(len(samples), 1, dtype=torch.int64), extras=extras)
+
+    @override
+    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
+        return self.features.prepare(batch, device)

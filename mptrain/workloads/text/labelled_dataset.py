@@ -1,4 +1,4 @@
-"""Data set of labelled texts for classification: a vocabulary, and token sequences with a class each."""
+"""Data set of labelled texts for classification: a vocabulary, token sequences with a class each, and new texts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveInt
-from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Split, SplitDataset, class_facts
-from mptrain.workloads.base.dataset_options import ShareOptions
+from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, class_facts
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.train_val_split import first_samples, stratified_order
-from mptrain.workloads.text.sequences import RaggedTokens, bucketed_order
+from mptrain.workloads.base.new_inputs import NewInputs
+from mptrain.workloads.base.random_streams import first_samples, stratified_order
 from mptrain.workloads.text.subwords import PAD
-from mptrain.workloads.text.tokens import Vocabulary, VocabularyOptions
+from mptrain.workloads.text.tokens import RaggedTokens, Vocabulary, VocabularyOptions, bucketed_order
 
 
 class Labelled(NamedTuple):
@@ -180,3 +179,29 @@ def _split(
         kept = first_samples(torch.arange(len(rows)), options.train_samples).tolist()
         rows, targets = [rows[place] for place in kept], [targets[place] for place in kept]
     return LabelledSplit(RaggedTokens(rows), torch.tensor(targets), options.batch_size, faults)
+
+
+class NewTexts(NewInputs):
+    """Texts, each a line."""
+
+    unreadable = (ValueError,)
+
+    def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        count, length = int(card["num_classes"]), int(card["sequence_length"])
+        names = tuple(map(str, card["labels"][:count]))  # which the checkpoint knows by their digest
+        if [*names] != card["class_names"] or length < 1:
+            raise ValueError("classes, labels and length do not fit together")
+        super().__init__(card, {**facts, "class_names": names})
+        self.vocabulary = Vocabulary.from_card({**card, "labels": card["labels"][count:]})
+        self._length = length
+
+    def read(self, given: str, faults: Faults) -> Tensor:
+        """Return the token numbers of a text, int64 ``[T]``; raise ValueError if it has none."""
+        numbers = class_tokens(self.vocabulary, given, self._length)
+        if not len(numbers):
+            raise ValueError("it has no token")
+        return numbers
+
+    def collate(self, samples: Sequence[Tensor]) -> Batch:
+        """Return token numbers padded at the end, int64 ``[N, T]``."""
+        return Batch(padded(samples), torch.zeros(len(samples), dtype=torch.int64))

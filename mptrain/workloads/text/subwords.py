@@ -1,6 +1,8 @@
-"""Subword vocabularies that sentencepiece learns from the training text, identical in every run.
+"""Subword vocabularies that sentencepiece learns from the training text, and parts of networks for padded sequences.
 
 Text is not normalised, except that white space is collapsed, so that metrics compare the text of the user's file.
+
+Packed sequences of torch would need the lengths on the host.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mptrain.system.errors import ConfigError, DataError
+import torch
+from torch import Tensor
+
+from mptrain.system.errors import ConfigError, DataError, Problem
 from mptrain.system.machine import load_extra
 
 #: ``bpe``: byte pair encoding (Sennrich et al. 2016); ``unigram``: the most likely pieces (Kudo 2018); ``char``:
@@ -100,3 +105,28 @@ def _explained(name: str, vocabulary: int, message: str) -> ConfigError | DataEr
             f"set dataset.vocabulary={needed[1]} or more",
         )
     return ConfigError(f"{name}: sentencepiece cannot learn a vocabulary of {vocabulary}: {message.strip()}")
+
+
+def reverse_padded(sequence: Tensor, lengths: Tensor) -> Tensor:
+    """Reverse each sequence of a padded batch, ``[N, T, C]``, within its own length, int64 ``[N]``.
+
+    Padding stays at the end. The function is its own inverse, and does not synchronise with the device.
+    """
+    places = torch.arange(sequence.shape[1], device=lengths.device)
+    opposite = lengths[:, None] - 1 - places
+    order = torch.where(opposite >= 0, opposite, places)
+    return sequence.gather(1, order[:, :, None].expand_as(sequence))
+
+
+def lengths_mask(lengths: Tensor, width: int) -> Tensor:
+    """Return a mask of padded sequences, bool ``[N, width]``: true before the end of each."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def problems_of_heads(width: int, heads: int) -> list[Problem]:
+    """Return the problem that a number of attention heads does not divide the width of a model, if it does not."""
+    if width % heads == 0:
+        return []
+    what = f"model.width={width} is not a multiple of model.heads={heads}"
+    hint = f"set model.width={width // heads * heads + heads}, or a number of heads that divides {width}"
+    return [Problem(what, hint)]

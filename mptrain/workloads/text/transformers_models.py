@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from mptrain.system.errors import ConfigError, MptrainError, Problem, did_you_mean
 from mptrain.system.machine import load_extra
 from mptrain.system.pretrained import ATTRIBUTE, PretrainedWeights, hub_folder, require_hub, unavailable
-from mptrain.workloads.text.layers import problems_of_heads
-from mptrain.workloads.text.subwords import PAD
+from mptrain.workloads.text.subwords import PAD, problems_of_heads
 
 #: ``sdpa``: torch's scaled_dot_product_attention. ``eager``: products and a softmax in FP32, as operators of their own.
 Attention = Literal["sdpa", "eager"]

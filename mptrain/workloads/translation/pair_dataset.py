@@ -1,10 +1,11 @@
-"""Data set of sentence pairs for translation: vocabularies of subwords, and pairs of token sequences.
+"""Data set of sentence pairs for translation: vocabularies of subwords, pairs of token sequences, and new sentences.
 
 Parts that are held out have no source sentence in common with the training pairs.
 """
 
 from __future__ import annotations
 
+import base64
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveInt
-from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
-from mptrain.workloads.base.dataset_options import ShareOptions
+from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, Survey
 from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.text.sequences import RaggedTokens, bucketed_order
 from mptrain.workloads.text.subwords import Pieces, Subwords, learn
+from mptrain.workloads.text.tokens import RaggedTokens, bucketed_order
 
 _FIXED = 20180430  # seed of the permutation that divides pairs; changing it changes every split
 
@@ -238,3 +239,26 @@ def _split(
         )
     source, target = (RaggedTokens(side) for side in zip(*kept[:limit], strict=True))
     return PairSplit(source, target, options.batch_size, faults, left_out)
+
+
+class NewSentences(NewInputs):
+    """Sentences, each a line."""
+
+    unreadable = (ValueError,)
+
+    def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        sides = {name: Subwords(base64.b64decode(text)) for name, text in card["sentencepiece"].items()}
+        self.source, target = sides["source"], sides.get("target", sides["source"])
+        super().__init__(card, {**facts, "decode": target.decode, "decode_source": self.source.decode})
+
+    def read(self, given: str, faults: Faults) -> Tensor:
+        """Return the token numbers of a sentence with the end, int64 ``[S]``; raise ValueError if it is empty."""
+        if not (sentence := tidied(given)):
+            raise ValueError("it is empty")
+        return torch.tensor(self.source.encode([sentence])[0])
+
+    def collate(self, samples: Sequence[Tensor]) -> Batch:
+        """Return padded sentences, int64 ``[N, S]``, and their ``source_lengths``, int64 ``[N]``."""
+        lengths = torch.tensor([len(one) for one in samples])
+        nothing = torch.zeros(len(samples), 1, dtype=torch.int64)
+        return Batch(padded(samples), nothing, extras={"source_lengths": lengths})

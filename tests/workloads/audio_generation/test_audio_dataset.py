@@ -10,7 +10,7 @@ import torch
 from loops import each
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.workloads.audio_generation import mu_law
+from mptrain.workloads.audio_generation import audio_dataset
 from mptrain.workloads.audio_generation.audio_dataset import (
     IGNORED,
     Clip,
@@ -30,8 +30,7 @@ from mptrain.workloads.audio_generation.datasets.synthetic_sounds import (
     sound,
 )
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.sound.asterisk import SOUNDS, TRANSCRIPTS
-from mptrain.workloads.sound.audio_files import RecordingError
+from mptrain.workloads.sound.recordings import SOUNDS, TRANSCRIPTS, RecordingError
 
 CPU = torch.device("cpu")
 
@@ -66,8 +65,8 @@ class TestWindows:
     def test_every_sample_is_a_target_once(self, length):
         dataset = dataset_of(ramp(length))
         batch = prepared(dataset, list(range(len(dataset.train))))
-        levels = mu_law.encode(torch.tensor(ramp(length)) / 32768, 256)
-        silence = mu_law.encode(torch.zeros(1), 256)
+        levels = audio_dataset.encode(torch.tensor(ramp(length)) / 32768, 256)
+        silence = audio_dataset.encode(torch.zeros(1), 256)
         there = batch.targets != IGNORED
         assert torch.equal(batch.targets[there], levels)
         assert torch.equal(batch.inputs[there], torch.cat([silence, levels[:-1]]))
@@ -78,7 +77,7 @@ class TestWindows:
     def test_before_a_window_is_its_context_and_first_silence(self):
         batch = prepared(dataset_of(ramp(13)), [0, 1, 2])
         wave = torch.tensor([0, 0, 0, 0, *ramp(13), 0, 0])
-        levels = mu_law.encode(wave / 32768, 256)
+        levels = audio_dataset.encode(wave / 32768, 256)
         for number in range(3):
             assert torch.equal(batch.inputs[number], levels[number * 5 : number * 5 + 8])
             assert (batch.targets[number, :3] == IGNORED).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mptrain.workloads.audio_generation.mu_law import decode, encode
+from mptrain.workloads.audio_generation.audio_dataset import decode, encode
 
 
 def by_the_formula(sample, levels):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from told_models import Says
 from torch import nn
 
-from mptrain.workloads.audio_generation import mu_law
+from mptrain.workloads.audio_generation import audio_dataset
 from mptrain.workloads.audio_generation.task import RawAudio
 from mptrain.workloads.base.batch import Batch
 
@@ -108,8 +108,8 @@ class TestSounds:
             ("place", 4, 8),
         ]
         assert shown["drawn"].rate == shown["recorded"].rate == 1000
-        torch.testing.assert_close(shown["drawn"].samples, mu_law.decode(torch.full((4, 5), 103), 256))
-        torch.testing.assert_close(shown["recorded"].samples[0], mu_law.decode(torch.arange(104, 109), 256))
+        torch.testing.assert_close(shown["drawn"].samples, audio_dataset.decode(torch.full((4, 5), 103), 256))
+        torch.testing.assert_close(shown["recorded"].samples[0], audio_dataset.decode(torch.arange(104, 109), 256))
         assert torch.equal(torch.get_rng_state(), before)
         assert shown["drawn"].captions[0] == "Continuation of a recording by the model."
 

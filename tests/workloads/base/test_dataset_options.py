@@ -9,7 +9,7 @@ import pytest
 
 from mptrain.config.targets import Parameter, parameters
 from mptrain.system.fields import PositiveInt
-from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.dataset import takes_fields_of
 
 
 @dataclass(frozen=True, kw_only=True)

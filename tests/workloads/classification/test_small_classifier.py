@@ -5,7 +5,7 @@ import torch
 
 from mptrain.precision.apply import autocast
 from mptrain.precision.policy import Policy
-from mptrain.workloads.classification.small_classifier import train_classifier
+from mptrain.workloads.classification.task import train_classifier
 from mptrain.workloads.images.datasets.digits import load_digits
 
 CPU = torch.device("cpu")

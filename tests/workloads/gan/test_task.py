@@ -15,8 +15,7 @@ from mptrain.precision.upcast import Upcast
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.gan.models.dcgan import dcgan
-from mptrain.workloads.gan.task import Gan
-from mptrain.workloads.images.classifier_features import ClassifierFeatures
+from mptrain.workloads.gan.task import ClassifierFeatures, Gan
 
 HALF = Policy("half", "float16", "float16", autocast=False, master_weights=True, keep_fp32=("norms",))
 MIXED = Policy("mixed", "float32", "float16", autocast=True, master_weights=False)

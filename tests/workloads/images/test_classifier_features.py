@@ -9,7 +9,7 @@ from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.classification.models.convnet import cnn
-from mptrain.workloads.images.classifier_features import ClassifierFeatures
+from mptrain.workloads.gan.task import ClassifierFeatures
 
 
 class Remembers(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 from scipy.io import wavfile
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.sound.asterisk import SOUNDS, TRANSCRIPTS, asterisk_prompts
+from mptrain.workloads.sound.recordings import SOUNDS, TRANSCRIPTS, asterisk_prompts
 from mptrain.workloads.speech.datasets.asterisk_speech import load_asterisk
 
 LIST = """; a comment: of no meaning

@@ -14,7 +14,7 @@ import torch
 from scipy.io import wavfile
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.sound.audio_files import RecordingError, read_recording, recording_seconds
+from mptrain.workloads.sound.recordings import RecordingError, read_recording, recording_seconds
 
 
 def tone(rate, seconds=0.5, frequency=200.0, amplitude=0.5):
@@ -185,6 +185,6 @@ def test_a_recording_that_memory_cannot_hold_is_named(tmp_path, monkeypatch):
         raise MemoryError
 
     wavfile.write(tmp_path / "a.wav", 8000, np.zeros((90, 2), np.int16))
-    monkeypatch.setattr("mptrain.workloads.sound.audio_files._as_floats", full)
+    monkeypatch.setattr("mptrain.workloads.sound.recordings._as_floats", full)
     with pytest.raises(RecordingError, match=r"a.wav: has 90 samples, too many for the memory"):
         read_recording(tmp_path / "a.wav")

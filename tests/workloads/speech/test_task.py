@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.sound.alphabet import Alphabet
+from mptrain.workloads.sound.recordings import Alphabet
 from mptrain.workloads.speech.task import Transcribe, beam_search, collapsed
 
 ALPHABET = Alphabet("abc ")

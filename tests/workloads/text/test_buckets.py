@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.workloads.text.sequences import bucketed_order
+from mptrain.workloads.text.tokens import bucketed_order
 
 LENGTHS = torch.tensor([(37 * index) % 101 for index in range(1000)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mptrain.workloads.text.layers import reverse_padded
+from mptrain.workloads.text.subwords import reverse_padded
 
 
 def test_turning_round_twice_changes_nothing():

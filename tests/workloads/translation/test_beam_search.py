@@ -10,7 +10,7 @@ import torch
 from loops import each
 
 from mptrain.workloads.text.subwords import BEGIN, END, PAD, UNKNOWN
-from mptrain.workloads.translation.beam_search import beam_search, greedy
+from mptrain.workloads.translation.task import beam_search, greedy
 
 A, B = 4, 5
 VOCABULARY = 6

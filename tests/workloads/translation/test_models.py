@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mptrain.config.compose import compose
 from mptrain.precision.upcast import Upcast
 from mptrain.system.errors import ConfigError
-from mptrain.workloads.text.layers import lengths_mask
+from mptrain.workloads.text.subwords import lengths_mask
 from mptrain.workloads.translation.models.lstm import lstm_translator
 from mptrain.workloads.translation.models.masked_attention import attend, causal_mask
 from mptrain.workloads.translation.models.transformer import positions, transformer_translator

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
-from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.dataset import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
-from mptrain.workloads.sound.asterisk import RATE, AsteriskFiles, read_prompts
+from mptrain.workloads.sound.recordings import ENGLISH, RATE, Alphabet, AsteriskFiles, read_prompts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,16 @@ from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.system.files import expanded, read_text
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
 from mptrain.workloads.base.data_files import as_stored, files_below
-from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.dataset import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
-from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
+from mptrain.workloads.sound.recordings import (
+    ENGLISH,
+    SUFFIXES,
+    Alphabet,
+    RecordingError,
+    read_recording,
+    recording_seconds,
+)
 
 _HINT = "set dataset.root to a folder of WAV files; dataset=made_up_sounds needs no files"
 

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.base.train_val_split import stratified_order
+from mptrain.workloads.base.random_streams import stratified_order, uniforms
 from mptrain.workloads.detection.boxes import OBJECT, Boxes, DetectionDataset, DetectionSplit
 from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.workloads.images.image_dataset import Channels

@@ -7,11 +7,11 @@ in one pass, as torchvision's ``resized_crop`` does, but also with fractional bo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -22,12 +22,16 @@ from mptrain.system.fields import BelowOneOrZero, Fraction, NonNegativeInt, Posi
 from mptrain.system.files import expanded
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import composed
-from mptrain.workloads.base.dataset import FileFacts, IndependentSamples, Survey
+from mptrain.workloads.base.dataset import (
+    FileFacts,
+    IndependentSamples,
+    Survey,
+    file_digests,
+)
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.base.sample_digests import file_digests
-from mptrain.workloads.base.train_val_split import first_samples, hold_out_by_name, stratified_order
+from mptrain.workloads.base.new_inputs import NewInputs
+from mptrain.workloads.base.preparation import MOST_PIXELS, Preparation
+from mptrain.workloads.base.random_streams import first_samples, hold_out_by_name, stratified_order, uniforms
 from mptrain.workloads.images.augmentation import (
     CENTRE,
     CROP_DRAWS,
@@ -318,3 +322,35 @@ def decode(
     if draws is not None and draws[0] < 0.5:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return pixels_of(picture)
+
+
+class NewPictures(NewInputs):
+    """Picture files as squares of the size in which the run's data set stores its images."""
+
+    suffixes = EXTENSIONS
+    unreadable = UNDECODABLE
+
+    def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        super().__init__(card, {**facts, "class_names": tuple(map(str, card["labels"]))})
+        self.preparation = Preparation.from_card(card["preparation"])
+        self._side = int(card.get("stored_size", self.preparation.image_size))
+        self._decoding = card.get("decode", "full")
+        if not 0 < self._side <= MOST_PIXELS or self._decoding not in get_args(Decoding):
+            raise ValueError(f"pictures are decoded to {self._side} pixels, {self._decoding}")
+
+    def read(self, given: str, faults: Faults) -> Tensor:
+        """Return a picture, uint8 ``[C, side, side]``, with as many channels as the run's stored images."""
+        preparation = self.preparation
+        channels = cast("Channels", len(preparation.mean))
+        return decode(given, self._side, channels, None, faults, self._decoding, preparation.centre)
+
+    def collate(self, samples: Sequence[Tensor]) -> Batch:
+        """Return pictures, ``[N, C, side, side]``, in the range of the run's stored images."""
+        images, white = torch.stack(list(samples)), self.preparation.full_range
+        return Batch(
+            images if white == 255.0 else images * (white / 255.0), torch.zeros(len(images), dtype=torch.int64)
+        )
+
+    @override
+    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
+        return self.preparation.apply(batch, device, memory_format)

@@ -9,7 +9,7 @@ import importlib
 import re
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.dataset import takes_fields_of
 from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, windows_of
 
 MODULE = "pydoc_data.topics"

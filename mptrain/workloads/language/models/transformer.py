@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
-from mptrain.workloads.text.layers import problems_of_heads
+from mptrain.workloads.text.subwords import problems_of_heads
 
 #: Standard deviation of initial weights (Radford et al. 2018).
 DEVIATION = 0.02

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt
-from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.dataset import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix, uniforms
 from mptrain.workloads.speech.spectrograms import FrameOptions

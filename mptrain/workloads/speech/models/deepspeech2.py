@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
-from mptrain.workloads.text.layers import lengths_mask, reverse_padded
+from mptrain.workloads.text.subwords import lengths_mask, reverse_padded
 
 #: Reduction of the number of frames: the stride of the first convolution along time.
 STRIDE = 2

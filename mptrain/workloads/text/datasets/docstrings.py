@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.dataset import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.text.labelled_dataset import Labelled, LabelledDataset, LabelledOptions, labelled_as_dataset
 

@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import PositiveInt
-from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.dataset import takes_fields_of
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset
 

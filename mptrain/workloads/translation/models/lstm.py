@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
-from mptrain.workloads.text.layers import lengths_mask, reverse_padded
+from mptrain.workloads.text.subwords import lengths_mask, reverse_padded
 from mptrain.workloads.translation.models.masked_attention import attend
 
 

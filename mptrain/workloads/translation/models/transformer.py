@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
-from mptrain.workloads.text.layers import lengths_mask, problems_of_heads
+from mptrain.workloads.text.subwords import lengths_mask, problems_of_heads
 from mptrain.workloads.translation.models.masked_attention import attend, causal_mask
 
 State = dict[str, Tensor]
