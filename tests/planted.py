@@ -140,7 +140,7 @@ FILES = {
         import torch
         from mptrain.workloads.base import Batch
         from mptrain.workloads.base.random_streams import sample_order
-        from mptrain.workloads.base.faulty_samples import Faults
+        from mptrain.workloads.base.data_files import Faults
 
         class Rows:
             in_memory = True

@@ -13,7 +13,7 @@ from mptrain import __version__
 from mptrain.cli import command
 from mptrain.cli.display import PlainLines
 from mptrain.cli.messages import print_rows, say, supports_colour, warn
-from mptrain.config.trust import allow_argument, allowed_packages, search_path
+from mptrain.config.compose import allow_argument, allowed_packages, search_path
 from mptrain.numerics import words
 from mptrain.parallel.torchrun import torchrun_command
 from mptrain.precision.support import unaligned_in_words
@@ -220,7 +220,7 @@ def print_closing(
         summary: Content of its ``summary.json``.
         resume: Command that resumes the run on the same number of ranks.
         trust: Suffix that allows the run's own code in these commands, with a leading space (see
-            `mptrain.config.trust`).
+            `mptrain.config.compose`).
         path: Prefix that lets these commands find it, with a trailing space.
     """
     rows = []

@@ -54,7 +54,7 @@ def assemble(
         catalogue: All groups and options, for suggestions.
         overrides: The command line as it was written.
         fetch: Maps group to the arguments of its target that may download
-            files (see `mptrain.config.trust.download_arguments`).
+            files (see `mptrain.config.compose.download_arguments`).
     """
     problems = list(words.problems)
     filed = _target_paths(node)
@@ -224,7 +224,7 @@ def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
 
 
 #: Groups that the top-level file may omit, and the targets used then.
-_LEFT_OUT = {"logger": "mptrain.logger.NoLogger", "diagnostics": "mptrain.probe.histograms.NoProbe"}
+_LEFT_OUT = {"logger": "mptrain.logger.NoLogger", "diagnostics": "mptrain.engine.histograms.NoProbe"}
 
 
 def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]) -> dict[str, Target]:

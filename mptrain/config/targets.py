@@ -16,7 +16,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -51,7 +51,12 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "schedule": ("mptrain.schedule.*", "torch.optim.lr_scheduler.*", "timm.scheduler.*"),
     "scaler": ("mptrain.scaler.*",),
     "logger": tuple(f"mptrain.logger.{name}" for name in _TRACKERS),
-    "diagnostics": ("mptrain.probe.histograms.*", "mptrain.probe.histograms.*"),
+    "diagnostics": ("mptrain.engine.histograms.*",),
+}
+#: Names in configurations that were saved before their definitions moved, and the names of today.
+MOVED = {
+    "mptrain.probe.histograms.Histograms": "mptrain.engine.histograms.Histograms",
+    "mptrain.probe.probe.NoProbe": "mptrain.engine.histograms.NoProbe",
 }
 #: First names of these packages.
 NOT_OF_USERS = {pattern.partition(".")[0] for patterns in PACKAGES.values() for pattern in patterns}
@@ -70,6 +75,7 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
     Raises:
         ConfigError: The target is not allowed or cannot be imported; the hint says how to allow it.
     """
+    path = MOVED.get(path, path)
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(
@@ -151,9 +157,6 @@ def _import(module_name: str, path: str) -> Any:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"_target_ '{path}': importing {module_name} failed: {what}") from error
 
-
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 #: Arguments of torchvision's networks for weights to download; some download by default.
 _PRETRAINED = ("weights", "weights_backbone")

@@ -22,10 +22,10 @@ from mptrain.workloads.base.task import Task
 if TYPE_CHECKING:
     from mptrain.engine.fault_injection import Injection
     from mptrain.engine.fingerprints import StartFingerprints
+    from mptrain.engine.histograms import Probe
     from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
     from mptrain.engine.step import Learner, Plan
     from mptrain.precision.policy import Policy
-    from mptrain.probe.histograms import Probe
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.dataset import Dataset
     from mptrain.workloads.base.loader import Loader

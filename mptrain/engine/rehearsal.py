@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from mptrain.engine.failure_diagnosis import SAME_MODULES
+from mptrain.engine.module_trail import ModuleTrail
 from mptrain.engine.private_state import is_of_torch
 from mptrain.engine.resources import memory_by_use, saved_bytes
 from mptrain.engine.step import accumulate_gradients
@@ -24,7 +25,6 @@ from mptrain.numerics.words import listed
 from mptrain.parallel.strategy import SingleProcessStrategy
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus, check_step
-from mptrain.probe.module_trail import ModuleTrail
 from mptrain.runlog.checkpoint_data import check_plain
 from mptrain.scaler.base import with_scale
 from mptrain.system.device import capabilities, widest

@@ -26,11 +26,11 @@ from mptrain.system.torch_private import run_backward
 
 if TYPE_CHECKING:
     from mptrain.engine.buffer_guard import BufferGuard
+    from mptrain.engine.histograms import Watch
     from mptrain.numerics.overflow_check import Verdict
     from mptrain.optimizer.weights import WeightAverage, Weights
     from mptrain.parallel.strategy import ParallelStrategy
     from mptrain.precision.upcast import Products
-    from mptrain.probe.histograms import Watch
     from mptrain.scaler.base import Scaler, ScalerState
     from mptrain.schedule.plateau import RateReduction
     from mptrain.workloads.base.batch import Batch

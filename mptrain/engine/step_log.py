@@ -12,8 +12,8 @@ from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from mptrain.engine.observer import OverflowHistory, boundary, nonfinite_parameters
 from mptrain.engine.ring import HostValues
-from mptrain.probe.observer import OverflowHistory, boundary, nonfinite_parameters
 from mptrain.system.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
 
 if TYPE_CHECKING:

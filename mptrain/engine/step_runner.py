@@ -35,11 +35,11 @@ from mptrain.engine.step import train_step
 from mptrain.system.device import capabilities
 
 if TYPE_CHECKING:
+    from mptrain.engine.histograms import Watch
     from mptrain.engine.parts import Parts
     from mptrain.engine.ring import Ring
     from mptrain.engine.step import Learner
     from mptrain.optimizer.weights import GradientState
-    from mptrain.probe.histograms import Watch
     from mptrain.workloads.base.batch import Batch
 
     Capture = Callable[[Callable[[], None]], Callable[[], None]]

@@ -17,7 +17,7 @@ from mptrain.runlog.checkpoints import CheckpointStore, NoSaver, Saver
 from mptrain.runlog.record_writer import Fanout, NoRecords, RecordWriter, Sink
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.records import EventRecord, ProgressRecord, Record, StepRecord
-from mptrain.workloads.base.faulty_samples import describe
+from mptrain.workloads.base.data_files import describe
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts, Progress

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from mptrain.engine.histograms import HistogramWatch, is_looked_at
+from mptrain.engine.module_trail import without_wrappers
+from mptrain.engine.observer import boundary, nonfinite_parameters
 from mptrain.engine.options import LogOptions
 from mptrain.engine.ring import HostValues, Ring, StepValues
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.integrations.passes import rank, warn
 from mptrain.numerics.overflow_check import Verdict
-from mptrain.probe.histograms import HistogramWatch, is_looked_at
-from mptrain.probe.module_trail import without_wrappers
-from mptrain.probe.observer import boundary, nonfinite_parameters
 from mptrain.system.records import EventRecord, HistogramRecord, ScaleRecord, TensorKind, nonfinite_kind
 from mptrain.system.torch_private import computes_now
 

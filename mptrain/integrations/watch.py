@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from mptrain.engine.module_trail import Models, named_models, parameter_names, unwrapped
 from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import Owner, WatchedLearner, guarded_call
 from mptrain.integrations.passes import rank, warn, world_size
@@ -24,7 +25,6 @@ from mptrain.integrations.run_files import RecordFiles, RunFiles, WatchedLoop, r
 from mptrain.integrations.torch_calls import Listener, listen, watch_losses
 from mptrain.integrations.updates import UpdateLog
 from mptrain.numerics.tensors import is_sharded
-from mptrain.probe.module_trail import Models, named_models, parameter_names, unwrapped
 from mptrain.runlog.record_writer import Fanout
 from mptrain.system.errors import StorageError, UsageError
 from mptrain.system.records import (

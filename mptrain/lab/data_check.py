@@ -15,8 +15,8 @@ from mptrain.config.schema import Config
 from mptrain.run.build.workload import build_dataset, require_facts
 from mptrain.system.errors import ConfigError
 from mptrain.system.machine import usable_cores
+from mptrain.workloads.base.data_files import checking
 from mptrain.workloads.base.dataset import Dataset, FileFacts, Split, Survey
-from mptrain.workloads.base.faulty_samples import checking
 
 #: The maximum number of files read per split; from a larger split, evenly spaced files are read.
 FILES = 20_000

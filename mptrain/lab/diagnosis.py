@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from mptrain.config.compose import reload
+from mptrain.config.compose import allowed_downloads, command_with, is_allow_override, reload
 from mptrain.config.schema import Config
-from mptrain.config.trust import allowed_downloads, command_with, is_allow_override
 from mptrain.engine.checkpointing import require_same_labels, require_same_schema
 from mptrain.engine.failure_diagnosis import FAR
 from mptrain.engine.parts import Options, Parts

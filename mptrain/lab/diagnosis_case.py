@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from mptrain.config.compose import recompose
+from mptrain.config.compose import allowed_downloads, recompose
 from mptrain.config.schema import Config
-from mptrain.config.trust import allowed_downloads
+from mptrain.engine.observer import Observation, Operation
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.engine.step import Learner
@@ -36,7 +36,6 @@ from mptrain.lab.step_replay import SavedStep, observe_step, restore_step
 from mptrain.numerics.tensors import limited
 from mptrain.numerics.words import listed
 from mptrain.precision.apply import input_dtype, set_matmul_precision
-from mptrain.probe.observer import Observation, Operation
 from mptrain.run.build.parts import build
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from mptrain.config.schema import Config
+from mptrain.engine.module_trail import LOSS
+from mptrain.engine.observer import Operation
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.lab import doctor_gradients as passes
@@ -45,8 +47,6 @@ from mptrain.precision.apply import DTYPES
 from mptrain.precision.census import dtype_name
 from mptrain.precision.policy import FP32
 from mptrain.precision.support import require_support, resolve_device, unaligned_in_words
-from mptrain.probe.module_trail import LOSS
-from mptrain.probe.observer import Operation
 from mptrain.run.build.parts import build
 from mptrain.system.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.workloads.base.batch import Batch

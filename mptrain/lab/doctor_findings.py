@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
+from mptrain.engine.module_trail import LOSS, is_inside
+from mptrain.engine.observer import Operation
 from mptrain.lab.doctor_ranges import (
     EPSILONS,
     ModuleScaling,
@@ -24,8 +26,6 @@ from mptrain.lab.findings import Finding, label, operator_name
 from mptrain.lab.module_tensors import HANDED, owner
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed, share
-from mptrain.probe.module_trail import LOSS, is_inside
-from mptrain.probe.observer import Operation
 
 _NAMES = {"float16": "FP16", "bfloat16": "BF16"}
 

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.engine.buffer_guard import BufferGuard
+from mptrain.engine.module_trail import LOSS, ModuleTrail
+from mptrain.engine.observer import Observer, Operation
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
 from mptrain.lab.doctor_observation import SameDraws, disable_dropout, largest_values
@@ -49,8 +51,6 @@ from mptrain.lab.module_tensors import (
 from mptrain.numerics.formats import Format
 from mptrain.numerics.tensors import saturated
 from mptrain.precision.apply import DTYPES
-from mptrain.probe.module_trail import LOSS, ModuleTrail
-from mptrain.probe.observer import Observer, Operation
 from mptrain.scaler.static import StaticScaler
 from mptrain.system.device import beside_fp64, capabilities
 from mptrain.system.errors import out_of_memory

@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mptrain.engine.module_trail import ModuleTrail
+from mptrain.engine.observer import ModuleObserver, can_be_read
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.lab.doctor_ranges import EPSILONS, ScalingEvidence
@@ -24,8 +26,6 @@ from mptrain.numerics.words import listed
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import EagerMode
-from mptrain.probe.module_trail import ModuleTrail
-from mptrain.probe.observer import ModuleObserver, can_be_read
 from mptrain.scaler.static import NoScaler, StaticScaler
 from mptrain.system.device import beside_fp64, in_widest
 from mptrain.system.errors import EnvironmentRefused, FirstBatchError
@@ -71,7 +71,7 @@ class Constant(NamedTuple):
     """Number in a model's code that its half-precision format cannot hold.
 
     Attributes:
-        module: Qualified name of the module, empty for the model itself, or `mptrain.probe.module_trail.LOSS`.
+        module: Qualified name of the module, empty for the model itself, or `mptrain.engine.module_trail.LOSS`.
         operator: Name of the operator with the number as operand.
         value: The number.
         becomes: Its value in the format: ``zero`` or ``infinite``; ``unneeded`` if it rounds to zero, but the results

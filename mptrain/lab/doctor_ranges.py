@@ -38,10 +38,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mptrain.engine.module_trail import LOSS, ModuleTrail
+from mptrain.engine.observer import ModuleObserver, Operation
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.census import current_pass, floating_in
-from mptrain.probe.module_trail import LOSS, ModuleTrail
-from mptrain.probe.observer import ModuleObserver, Operation
 from mptrain.system.torch_private import tree_map, written_tensors
 
 #: Acceptable relative error in multiples of the format's epsilon: 2^-7 for FP16.
@@ -490,7 +490,7 @@ class RoundedOperator(ModuleObserver):
 
     Args:
         trail: Tracker of the current module. The caller follows it on the observed model.
-        modules: Qualified names of the modules, or `mptrain.probe.module_trail.LOSS`.
+        modules: Qualified names of the modules, or `mptrain.engine.module_trail.LOSS`.
         half: The half-precision dtype.
         chosen: Name of the operator, as in `OperatorError`; None rounds nothing.
         inside: Whether the operator is computed in the dtype, so that its inputs are rounded too.

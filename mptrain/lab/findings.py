@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from mptrain.engine.module_trail import LOSS
+from mptrain.engine.observer import Observation, Operation, OperatorError
 from mptrain.lab.doctor_ranges import EPSILONS, ModuleScaling
 from mptrain.lab.module_tensors import HANDED, owner
 from mptrain.lab.step_accuracy import StepAccuracy
@@ -18,8 +20,6 @@ from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, no
 from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.numerics.words import listed
 from mptrain.precision.policy import NORMS
-from mptrain.probe.module_trail import LOSS
-from mptrain.probe.observer import Observation, Operation, OperatorError
 from mptrain.runlog.diagnosis_file import ModuleRow, ValueRange
 from mptrain.system.records import ExponentCounts
 

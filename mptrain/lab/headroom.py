@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mptrain.config.schema import Config
+from mptrain.engine.observer import Operation
 from mptrain.lab.doctor_gradients import operators
 from mptrain.lab.findings import CLOSE
 from mptrain.lab.step_replay import restore_step, saved_step_at
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import input_dtype
-from mptrain.probe.observer import Operation
 from mptrain.run.build.parts import build
 
 #: Steps of FP32 training before the second look, and of networks with more than so many outputs and weights in a step.

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from mptrain.engine.module_trail import LOSS, ModuleTrail, is_inside, module_hooks
 from mptrain.engine.parts import Parts
 from mptrain.numerics.formats import FLOAT16
 from mptrain.precision.census import current_pass
 from mptrain.precision.upcast import EagerMode
-from mptrain.probe.module_trail import LOSS, ModuleTrail, is_inside, module_hooks
 from mptrain.system.device import beside_fp64
 from mptrain.system.torch_private import disable_current_modes, is_transforming, tree_leaves, tree_map
 

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from mptrain.config.compose import compose, recompose
 from mptrain.config.schema import Config
+from mptrain.engine.module_trail import LOSS, unwrapped
 from mptrain.lab.diagnosis import diagnose_config
 from mptrain.lab.doctor import check_scaling, scale_notes, verdict
 from mptrain.lab.doctor_findings import why_no_range
@@ -29,14 +30,13 @@ from mptrain.lab.pages.diagnosis_page import NAMES
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed
 from mptrain.precision.apply import cast_floating
-from mptrain.probe.module_trail import LOSS, unwrapped
 from mptrain.runlog.diagnosis_file import Examination
 from mptrain.system.errors import EXIT_NUMERICS, EXIT_OK, ConfigError, instance
 from mptrain.system.process_state import other_random_numbers, settings_restored
 from mptrain.system.torch_private import disable_current_modes, storage_key, tree_leaves, tree_map
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import Dataset, IndependentSamples
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.task import OneNetworkTask
 
 #: Function of a model and a batch: the loss, a tensor with one element.

@@ -27,6 +27,8 @@ import torch
 from torch import nn
 
 from mptrain.config.schema import Config
+from mptrain.engine.module_trail import LOSS, is_inside
+from mptrain.engine.observer import Observation
 from mptrain.engine.parts import Parts
 from mptrain.lab.diagnosis_case import DiagnosisCase, observation_of, with_overrides, without_initial_nonfinite
 from mptrain.lab.doctor_observation import lost_columns
@@ -50,8 +52,6 @@ from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
 from mptrain.numerics.words import listed
 from mptrain.precision.apply import input_dtype, kept_modules
-from mptrain.probe.module_trail import LOSS, is_inside
-from mptrain.probe.observer import Observation
 from mptrain.run.build.parts import build
 from mptrain.runlog.diagnosis_file import CauseKind, Examination, FurtherCause, Remedy
 from mptrain.scaler import NoScaler, StaticScaler

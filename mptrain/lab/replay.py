@@ -23,10 +23,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from mptrain.config.compose import reload, reload_watched
+from mptrain.config.compose import command_with, is_allow_override, reload, reload_watched
 from mptrain.config.config_diff import flat
 from mptrain.config.schema import Config
-from mptrain.config.trust import command_with, is_allow_override
 from mptrain.lab.pages.loss_scale_pages import Replay, ReplayedLearner, ScaleTrajectory
 from mptrain.lab.trace import Basis, Trace, read_traces
 from mptrain.numerics.overflow_check import Measure, Verdict

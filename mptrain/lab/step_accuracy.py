@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mptrain.engine.module_trail import LOSS
 from mptrain.engine.parts import Parts
 from mptrain.lab.doctor_gradients import compare_backward, compute_reference, gradients, operator_errors
 from mptrain.lab.doctor_observation import disable_dropout
@@ -33,7 +34,6 @@ from mptrain.lab.module_tensors import HANDED, Outputs, distance, hook_step, own
 from mptrain.lab.step_replay import SavedStep
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import input_dtype, set_matmul_precision
-from mptrain.probe.module_trail import LOSS
 
 
 def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[ModuleScaling]) -> tuple[float, float]:

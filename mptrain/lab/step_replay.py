@@ -19,6 +19,15 @@ import torch
 from torch import Tensor
 
 from mptrain.engine.checkpointing import load_carried, load_weights, restore_snapshot, take_snapshot
+from mptrain.engine.module_trail import LOSS, ModuleTrail
+from mptrain.engine.observer import (
+    NonfiniteTensor,
+    Observation,
+    Observer,
+    OperatorError,
+    nonfinite_parameters,
+    one_line,
+)
 from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import untrained_parameters
 from mptrain.engine.ring import Ring
@@ -26,8 +35,6 @@ from mptrain.engine.step import Learner, accumulate_gradients, train_step
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
-from mptrain.probe.module_trail import LOSS, ModuleTrail
-from mptrain.probe.observer import NonfiniteTensor, Observation, Observer, OperatorError, nonfinite_parameters, one_line
 from mptrain.runlog.record_writer import Fanout
 from mptrain.system.errors import out_of_memory
 from mptrain.system.process_state import random_state, set_random_state

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mptrain.config.catalogue import RECHOSEN
+from mptrain.config.compose import command_with, is_allow_override
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
-from mptrain.config.trust import command_with, is_allow_override
 from mptrain.config.value_checks import show
 from mptrain.engine.checkpointing import require_fit, require_same_schema
 from mptrain.engine.evaluate import early_stop

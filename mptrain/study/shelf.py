@@ -129,7 +129,7 @@ def resumed(arguments: Namespace) -> int | None:
     Returns:
         The exit code; None if the folder is no sweep.
     """
-    from mptrain.config.trust import allowed_packages, is_allow_override
+    from mptrain.config.compose import allowed_packages, is_allow_override
     from mptrain.study.commands.sweep import find_sweep, resume_sweep
 
     trusted = [word for word in arguments.overrides if is_allow_override(word)]

@@ -209,8 +209,8 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
     return None
 
 
-#: Packages that look at what other code computes; a shelf that does adds its own.
-OBSERVERS = {"mptrain.probe", "mptrain.precision"}
+#: Packages and modules that look at what other code computes; a shelf that does adds its own.
+OBSERVERS = {"mptrain.engine.histograms", "mptrain.engine.module_trail", "mptrain.engine.observer", "mptrain.precision"}
 
 #: First names of the packages that ``extensions.allow`` has permitted in this command.
 user_packages: set[str] = set()

@@ -55,7 +55,7 @@ class OverflowRecord:
 
     Attributes:
         phase: ``calibrating`` (the scale descends from its initial value), ``growth probe`` (the scale had just grown),
-            ``unexpected`` (neither); the rule is in `mptrain.probe.observer`.
+            ``unexpected`` (neither); the rule is in `mptrain.engine.observer`.
         loss: ``finite``, or the kind of the non-finite loss, or ``unknown``.
         tensors: Parameters with non-finite gradients: name and kind (``inf`` or ``nan``), at most `MAX_TENSORS`.
         count: Number of parameters with non-finite gradients.

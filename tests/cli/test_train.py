@@ -8,7 +8,7 @@ import pytest
 from mptrain.cli.main import main
 from mptrain.cli.messages import print_rows
 from mptrain.cli.train import print_closing
-from mptrain.config.trust import allow_argument, search_path
+from mptrain.config.compose import allow_argument, search_path
 
 LEARNER = {
     "updates": 376,

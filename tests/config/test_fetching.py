@@ -10,9 +10,8 @@ import torchvision.models._api as torchvision_api
 from torchvision import datasets
 
 from mptrain.cli.main import main
-from mptrain.config.compose import Composer, compose, reload
+from mptrain.config.compose import Composer, allowed_downloads, compose, reload
 from mptrain.config.targets import PACKAGES, Target
-from mptrain.config.trust import allowed_downloads
 from mptrain.run.build.workload import build_dataset
 from mptrain.study.commands import sweep
 from mptrain.study.recipe import reproduction

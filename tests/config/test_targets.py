@@ -4,7 +4,7 @@ import pytest
 from loops import each
 
 from mptrain.config.catalogue import Catalogue, configs_folder
-from mptrain.config.targets import FACTS, PACKAGES, Target, parameters, resolve
+from mptrain.config.targets import FACTS, MOVED, PACKAGES, Target, parameters, resolve
 from mptrain.system.errors import ConfigError
 
 MODULE = """
@@ -215,3 +215,9 @@ def _given(group, path):
     for option in Catalogue([configs_folder()]).groups[group].values():
         if any(entry.value == path for entry in option.entries):
             yield from (entry.key.rpartition(".")[2] for entry in option.entries)
+
+
+@each("old", sorted(MOVED))
+def test_a_saved_configuration_names_what_has_moved(old):
+    group = PACKAGES["diagnostics"]
+    assert resolve(old, group) is resolve(MOVED[old], group)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from small_runs import TINY, Kept, loop_of, parts_of
 
+from mptrain.engine.histograms import HistogramWatch
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.numerics.tensors import count_exponents
-from mptrain.probe.histograms import HistogramWatch
 from mptrain.system.records import StepRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from small_runs import Kept, loop_of, parts_of
 
+from mptrain.engine.histograms import HistogramWatch
 from mptrain.engine.step import train_step
 from mptrain.numerics.exponents import merged, zero_share
 from mptrain.numerics.forecast import GradientHistory
-from mptrain.probe.histograms import HistogramWatch
 from mptrain.system.records import HistogramRecord
 
 pytestmark = pytest.mark.workload

@@ -487,7 +487,7 @@ def test_records_that_fail_are_said_to_be_lost_where_the_loop_ends(tmp_path, mon
 
 
 def test_histograms_that_fail_are_no_silence(tmp_path, monkeypatch):
-    monkeypatch.setattr("mptrain.probe.histograms.count_exponents", lambda *_: 1 / 0)
+    monkeypatch.setattr("mptrain.engine.histograms.count_exponents", lambda *_: 1 / 0)
     model = model_of()
     own = torch.optim.SGD(model.parameters(), 0.1)
     said = pytest.warns(UserWarning, match="leaves the histograms of an update out")

@@ -11,10 +11,10 @@ from faulty_networks import WIDTH
 from torch import nn
 
 from mptrain.config.compose import compose
+from mptrain.engine.module_trail import ModuleTrail
 from mptrain.lab.diagnosis import diagnose_config
 from mptrain.lab.doctor import check_scaling
 from mptrain.lab.module_tensors import Comparisons, alike
-from mptrain.probe.module_trail import ModuleTrail
 
 
 class Chooses(nn.Module):

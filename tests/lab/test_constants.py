@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mptrain.probe.module_trail import LOSS
+from mptrain.engine.module_trail import LOSS
 
 
 class Computes(nn.Module):

@@ -9,11 +9,11 @@ from faulty_networks import FAULTS, SOUND, with_fault
 from small_runs import loop_of, steps_of
 
 from mptrain.config.compose import compose
+from mptrain.engine.module_trail import LOSS
 from mptrain.lab import doctor
 from mptrain.lab.doctor import check_scaling
 from mptrain.lab.doctor_findings import why_no_range
 from mptrain.lab.doctor_ranges import scales_of
-from mptrain.probe.module_trail import LOSS
 from mptrain.system.errors import FirstBatchError, NumericsError
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=8")

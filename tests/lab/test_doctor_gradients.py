@@ -7,11 +7,11 @@ import torch
 from small_runs import TINY, parts_of
 from torch import nn
 
+from mptrain.engine.module_trail import LOSS
 from mptrain.engine.step import accumulate_gradients
 from mptrain.lab.doctor_gradients import compare_scales, compute_reference, gradients
 from mptrain.lab.doctor_observation import disable_dropout, inspect_step, largest_values
 from mptrain.numerics.formats import FLOAT16
-from mptrain.probe.module_trail import LOSS
 
 
 def first(parts):

@@ -4,8 +4,8 @@ from loops import each
 from torch import nn
 from torch.nn import functional as F
 
+from mptrain.engine.module_trail import LOSS, ModuleTrail
 from mptrain.lab.doctor_observation import HalfArithmetic
-from mptrain.probe.module_trail import LOSS, ModuleTrail
 
 HALF = torch.linspace(-2, 2, 12, dtype=torch.float16).view(3, 4)
 MASK = HALF > 0

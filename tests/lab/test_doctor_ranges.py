@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from mptrain.engine.module_trail import LOSS
+from mptrain.engine.observer import Operation
 from mptrain.lab.doctor_findings import findings, proposals, why_no_range, with_words
 from mptrain.lab.doctor_ranges import (
     GradientErrors,
@@ -17,8 +19,6 @@ from mptrain.lab.doctor_ranges import (
     scales_of,
 )
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
-from mptrain.probe.module_trail import LOSS
-from mptrain.probe.observer import Operation
 from mptrain.system.records import ExponentCounts
 
 HEALTHY = GradientErrors(

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from mptrain.engine.module_trail import LOSS, ModuleCall
+from mptrain.engine.observer import CustomFunction, NonfiniteTensor, Observation, Operation, OperatorError
 from mptrain.lab.findings import first_cause, module_rows, step_notes, underflows
-from mptrain.probe.module_trail import LOSS, ModuleCall
-from mptrain.probe.observer import CustomFunction, NonfiniteTensor, Observation, Operation, OperatorError
 from mptrain.system.records import ExponentCounts
 
 TYPES = {"": "Net", "conv": "Conv2d", "bn": "BatchNorm2d", "soft": "Softmax"}

@@ -10,10 +10,10 @@ from faulty_networks import WIDTH
 from loops import each
 from torch import nn
 
+from mptrain.engine.observer import Operation
 from mptrain.lab.headroom import close_calls, worth_a_look
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 from mptrain.numerics.tensors import count_exponents, read_counts
-from mptrain.probe.observer import Operation
 
 
 def operation(name, result, *, given=1.0, dtype=torch.float16, module="part", phase="forward"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from mptrain.engine.module_trail import LOSS
 from mptrain.lab.module_tensors import (
     GradientPath,
     OutputReplacement,
@@ -13,7 +14,6 @@ from mptrain.lab.module_tensors import (
     record_outputs,
     relative_error,
 )
-from mptrain.probe.module_trail import LOSS
 
 
 def network():

@@ -29,7 +29,7 @@ from mptrain.runlog.checkpoint_data import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, StorageError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.loader import Loader, fetch_part
 from mptrain.workloads.images.datasets.digits import load_digits
 

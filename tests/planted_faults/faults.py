@@ -199,7 +199,7 @@ FAULTS = (
           "if any(own[epoch] != others[epoch] for epoch in both):",
           "if all(own[epoch] != others[epoch] for epoch in both):"),
     # Looking at steps.
-    Fault(71, "probe/observer.py", "a scale settles one clean step late",
+    Fault(71, "engine/observer.py", "a scale settles one clean step late",
           "self.clean >= SETTLED", "self.clean > SETTLED"),
     Fault(72, "lab/doctor_observation.py", "subnormal constants are reported as lost",
           "0 < abs(value) < form.smallest_subnormal", "0 < abs(value) < form.smallest_normal"),
@@ -228,7 +228,7 @@ FAULTS = (
     Fault(82, "config/value_checks.py", "unknown keys are accepted",
           'return Problem(f"unknown key \'{key}\'", HEADER.format(group=section) if name == section else hint)',
           "return None", ("config/test_compose.py",)),
-    Fault(83, "config/trust.py", "a file lets in code by itself",
+    Fault(83, "config/compose.py", "a file lets in code by itself",
           "if packages is None or not set(packages) <= set(allow):", "if packages is None:",
           ("security/test_strangers_files.py", "security/test_moved_runs.py")),
     # Data.

@@ -8,17 +8,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Tests of whole runs, or of other packages, that look at the modules of a package: files without their ending, and folders.
 BESIDES = {
-    "engine": "integration/test_workloads integration/test_giving_up integration/test_classification integration/test_killed",
+    "engine": "integration/test_workloads integration/test_giving_up integration/test_classification integration/test_killed "
+    "lab/test_diagnosis integration/test_diagnose",
     "precision": "engine/test_rehearsal engine/test_step integration/test_workloads",
     "scaler": "engine/test_step engine/test_resume integration/test_giving_up",
     "optimizer": "engine/test_step engine/test_step_runner engine/test_resume integration/test_workloads",
-    "numerics": "engine/test_step probe/test_histograms integration/test_recommended_scales",
+    "numerics": "engine/test_step engine/test_histograms integration/test_recommended_scales",
     "schedule": "engine/test_step",
     "runlog": "engine/test_saving engine/test_resume security/test_odd_files integration/test_killed",
     "parallel": "engine/test_sample_metrics engine/test_step",
     "lab": "integration/test_diagnose",
     "study": "study/comparison/logs study/sweep/test_comparisons integration/test_sweeps integration/test_compare cli/test_reproduce",
-    "probe": "engine/test_step_log lab/test_diagnosis integration/test_diagnose",
     "run": "integration/test_giving_up integration/test_killed engine/test_fingerprints integration/test_obstacles engine/test_resume integration/test_workloads",
     "report": "security/test_odd_files",
     "api": "api/test_train docs/test_examples",
@@ -26,7 +26,7 @@ BESIDES = {
     "config": "cli/test_bad_input security/test_strangers_files integration/test_obstacles",
     "workloads": "engine/test_step engine/test_evaluate integration/test_other_data integration/test_language "
     "integration/test_detect integration/test_workloads",
-    "integrations": "probe/test_overflow_attribution",
+    "integrations": "engine/test_overflow_attribution",
     "logger": "integration/test_command_line",
     "system": "engine/test_resume engine/test_evaluate security cli",
 }

@@ -10,10 +10,10 @@ from loops import each
 from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
+from mptrain.engine.module_trail import ModuleTrail
 from mptrain.precision.apply import autocast, cast_model, input_dtype
 from mptrain.precision.census import OperatorCensus, check_step
 from mptrain.precision.upcast import products
-from mptrain.probe.module_trail import ModuleTrail
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.language.models.lstm import lstm_language_model
 from mptrain.workloads.language.models.transformer import transformer_language_model

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
+from mptrain.engine.observer import OverflowHistory
 from mptrain.numerics.overflow_check import judge
-from mptrain.probe.observer import OverflowHistory
 from mptrain.system.errors import ConfigError
 
 COURSE = steps("..x...xx.x....xxx...x..........xx..")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome, place, place_of, place_or_last
 from mptrain.cli.messages import say
-from mptrain.config.trust import allow_argument, allowed_packages, command_with, is_allow_override
+from mptrain.config.compose import allow_argument, allowed_packages, command_with, is_allow_override
 from mptrain.lab.pages.diagnosis_page import diagnosis_page
 from mptrain.lab.pages.loss_scale_pages import Replay, file_name, forecast_page, recommend, replay_page
 from mptrain.report.html_and_markdown import ReportFiles, write_page

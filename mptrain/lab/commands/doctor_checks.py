@@ -10,17 +10,17 @@ import torch
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say, waiting
+from mptrain.engine.module_trail import LOSS
 from mptrain.lab.data_check import DataReport, check_data
 from mptrain.lab.doctor import ScalingReport, check_scaling, error_share, powers, scale_notes, verdict
 from mptrain.lab.doctor_findings import why_no_range
 from mptrain.lab.doctor_ranges import LOST, ModuleScaling, scales_of
 from mptrain.lab.findings import Finding
 from mptrain.numerics.words import UNKNOWN, listed, rate
-from mptrain.probe.module_trail import LOSS
 from mptrain.report.page import Block, Facts, Table, Text, facts, table
 from mptrain.system.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.system.process_state import settings_restored
-from mptrain.workloads.base.faulty_samples import by_remark
+from mptrain.workloads.base.data_files import by_remark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

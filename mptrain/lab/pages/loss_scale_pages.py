@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mptrain.numerics.words import counted, elided, listed, scale
 from mptrain.report.forecast_blocks import MeasuredScales, forecast_plot, forecast_table, reasons, recommendation
-from mptrain.report.histogram_summary import forecasts, read_histograms
+from mptrain.report.gradient_histogram_blocks import forecasts, read_histograms
 from mptrain.report.page import (
     Block,
     Bullets,

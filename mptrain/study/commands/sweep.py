@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain.cli.messages import each_warning_once, report, say, waiting, warn
-from mptrain.config.compose import Composer
+from mptrain.config.compose import Composer, command_with, is_allow_override, packages_of, untrusted_code
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
 from mptrain.config.overrides import read
-from mptrain.config.trust import command_with, is_allow_override, packages_of, untrusted_code
 from mptrain.numerics.words import counted
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
 from mptrain.study.commands.sweep_display import print_outcome, watching

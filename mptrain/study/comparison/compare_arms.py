@@ -8,11 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mptrain.study.comparison.arms import choose_reference, pair_by_seed
-from mptrain.study.comparison.explanations import max_concurrent_runs, remarks
-from mptrain.study.comparison.fairness import check_fairness, differing_keys
-from mptrain.study.comparison.learning_curve import align, align_reference, convergence_warnings, neither_learned
+from mptrain.study.comparison.fairness import check_fairness, differing_keys, max_concurrent_runs, remarks
 from mptrain.study.comparison.results import Arm, ArmResult, ArmVerdict, Comparison, Interval, Objection, RunMeasures
-from mptrain.study.comparison.run_measures import is_share, step_of
+from mptrain.study.comparison.run_measures import (
+    align,
+    align_reference,
+    convergence_warnings,
+    is_share,
+    neither_learned,
+    step_of,
+)
 from mptrain.study.comparison.statistics import mean_interval, ratio_interval, rounding_spread
 from mptrain.study.comparison.verdict import Sample, decide, pair, sample
 from mptrain.system.errors import EXIT_NUMERICS, UsageError, suggest

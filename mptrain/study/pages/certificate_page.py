@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from mptrain.numerics.words import UNKNOWN, counted, number, percent
 from mptrain.report import plotting
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Plots, Section, Tone, facts, section, table
-from mptrain.study.comparison.logs.compare_logs import LogComparison
+from mptrain.study.comparison.logs.compare_logs import LogComparison, LoggedArm
 from mptrain.study.comparison.logs.runs import Question
-from mptrain.study.comparison.logs.verdict import LoggedArm
 
 _TONES: dict[str, Tone] = {
     "equivalent": "good",

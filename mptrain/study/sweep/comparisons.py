@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mptrain.config.compose import command_with, packages_of
 from mptrain.config.config_diff import config_differences, flat_settings, is_below
 from mptrain.config.overrides import parse
-from mptrain.config.trust import command_with, packages_of
 from mptrain.runlog import last_run, read_run
 from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep

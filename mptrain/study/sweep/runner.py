@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mptrain.config.compose import Composer
+from mptrain.config.compose import Composer, command_with, packages_of
 from mptrain.config.launcher import Launcher
 from mptrain.config.overrides import quoted
 from mptrain.config.schema import RunOptions
-from mptrain.config.trust import command_with, packages_of
 from mptrain.runlog.atomic_files import TEMPORARY, storage_errors
 from mptrain.runlog.directory import LockHolder, RunDirectory, hold_lock, holder_of, require_outside_runs
 from mptrain.runlog.run_paths import RunPaths, fresh_name

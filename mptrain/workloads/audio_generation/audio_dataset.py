@@ -20,8 +20,8 @@ from typing_extensions import override
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import IndependentSamples, ShareOptions, SplitDataset, Survey
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.random_streams import first_samples, stratified_order
 from mptrain.workloads.sound.recordings import RecordingError
 

@@ -27,7 +27,7 @@ from mptrain.system.errors import DataError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.system.files import open_to_read
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.random_streams import sample_order
 
 

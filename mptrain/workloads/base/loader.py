@@ -22,8 +22,8 @@ from mptrain.system.errors import DataError
 from mptrain.system.machine import usable_cores
 from mptrain.system.torch_private import end_workers
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import Split
-from mptrain.workloads.base.faulty_samples import Faults
 
 _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -19,8 +19,8 @@ from mptrain.numerics.words import listed
 from mptrain.system.errors import DataError, Problem, instance
 from mptrain.system.process_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey, class_facts, tensor_digests
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix
 
 _PARTS = ("train", "val", "test")

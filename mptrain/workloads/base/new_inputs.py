@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import Dataset, IndependentSamples
-from mptrain.workloads.base.faulty_samples import Faults
 
 
 class NewInputs(Dataset):

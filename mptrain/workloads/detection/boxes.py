@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import IndependentSamples, Survey, class_facts
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.images.image_dataset import ImageDataset
 
 #: Kinds of boxes: an object to detect; an object whose detection is optional (Pascal VOC's *difficult*); a region with

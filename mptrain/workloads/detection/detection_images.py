@@ -15,9 +15,8 @@ from typing_extensions import override
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.data_files import composed
+from mptrain.workloads.base.data_files import Faults, OnError, composed
 from mptrain.workloads.base.dataset import IndependentSamples, Survey
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import first_samples, permutation, uniforms

@@ -1,9 +1,8 @@
-"""Features of pictures from a trained classifier, to judge generated pictures. The classifier computes in FP32.
-
-Task of generative adversarial networks (Goodfellow et al. 2014): two networks, each with its own loss and optimizer.
+"""Task of generative adversarial networks (Goodfellow et al. 2014): two networks, each with its own loss and optimizer.
 
 The losses take FP32 logits: an FP16 sigmoid is exactly 1 from 8.4 on, and the logarithm of 1 minus the sigmoid is -inf.
-Noise is drawn in FP32 and then rounded, so that a seed gives the same noise in every precision.
+Noise is drawn in FP32 and then rounded, so that a seed gives the same noise in every precision. Generated pictures are
+judged by their features in a trained classifier, which computes in FP32.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing_extensions import override
 from mptrain.system.errors import DataError, Problem
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import Dataset, IndependentSamples, Survey, class_facts, tensor_digests
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.preparation import Preparation, luminance_of
 from mptrain.workloads.base.random_streams import hold_out
 from mptrain.workloads.images.augmentation import Shifting

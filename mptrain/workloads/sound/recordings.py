@@ -26,7 +26,7 @@ from torch import Tensor
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.files import expanded, open_to_read, read_bytes
 from mptrain.system.machine import load_extra
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 
 #: English lower-case letters; with the blank these are the 29 outputs of Deep Speech 2.
 ENGLISH = "abcdefghijklmnopqrstuvwxyz' "

@@ -16,8 +16,8 @@ from typing_extensions import override
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveFloat
 from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, Survey
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.random_streams import first_samples, permutation, stratified_order
 from mptrain.workloads.sound.recordings import ENGLISH, SUFFIXES, Alphabet, RecordingError, read_recording

@@ -14,8 +14,8 @@ from typing_extensions import override
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, class_facts
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.random_streams import first_samples, stratified_order
 from mptrain.workloads.text.subwords import PAD

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from mptrain.system.errors import DataError
 from mptrain.system.files import expanded, read_bytes
-from mptrain.workloads.base.data_files import files_below, walk
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults, files_below, walk
 
 #: Words in file names that give the part of the data, as in ``wiki.valid.tokens``.
 _PARTS = {"train": "train", "valid": "val", "validation": "val", "val": "val", "dev": "val", "test": "test"}

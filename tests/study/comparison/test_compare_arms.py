@@ -11,7 +11,7 @@ from study.comparison.fake_runs import SOME_RECORDS, arm, epoch, failed, measure
 
 from mptrain.study.comparison.arms import group_into_arms
 from mptrain.study.comparison.compare_arms import compare
-from mptrain.study.comparison.logs.verdict import LoggedArm
+from mptrain.study.comparison.logs.compare_logs import LoggedArm
 from mptrain.study.comparison.results import Arm
 from mptrain.study.comparison.run_measures import measure
 from mptrain.system.errors import UsageError

@@ -9,7 +9,7 @@ import pytest
 from loops import each
 from study.comparison.fake_runs import arm, failed, measures
 
-from mptrain.study.comparison.explanations import max_concurrent_runs, remarks
+from mptrain.study.comparison.fairness import max_concurrent_runs, remarks
 from mptrain.study.comparison.results import Arm, Interval
 
 CUDA = "cuda:0 (NVIDIA H100)"

@@ -7,7 +7,8 @@ import math
 import pytest
 from study.comparison.fake_runs import epoch, measures, step, write_run
 
-from mptrain.study.comparison.learning_curve import (
+from mptrain.study.comparison.results import Arm, CurvePoint
+from mptrain.study.comparison.run_measures import (
     align,
     align_reference,
     convergence_warnings,
@@ -16,7 +17,6 @@ from mptrain.study.comparison.learning_curve import (
     neither_learned,
     value_at,
 )
-from mptrain.study.comparison.results import Arm, CurvePoint
 
 
 def course(root, *records, steps=30):

@@ -29,7 +29,7 @@ from mptrain.workloads.audio_generation.datasets.synthetic_sounds import (
     make_sounds,
     sound,
 )
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.sound.recordings import SOUNDS, TRANSCRIPTS, RecordingError
 
 CPU = torch.device("cpu")

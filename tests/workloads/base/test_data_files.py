@@ -14,12 +14,10 @@ import pytest
 from mptrain.cli.main import main
 from mptrain.system.errors import DataError
 from mptrain.workloads.base import data_files
-from mptrain.workloads.base.data_files import as_stored, files_below, hidden_noted, special_file, walk
+from mptrain.workloads.base.data_files import Faults, as_stored, files_below, hidden_noted, special_file, walk
 from mptrain.workloads.base.dataset import file_digests
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.detection import detection_images
-from mptrain.workloads.images.image_listing import has_images
-from mptrain.workloads.images.picture_files import picture_size
+from mptrain.workloads.images.picture_files import has_images, picture_size
 from mptrain.workloads.sound.recordings import RecordingError, recording_seconds
 
 #: Each data set that takes a path, with its key and a suffix of its files.

@@ -16,7 +16,7 @@ import torch
 
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import sample_order
 

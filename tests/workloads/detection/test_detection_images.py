@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.detection.boxes import (
     CROP_DRAWS,

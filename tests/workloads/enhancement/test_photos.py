@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from PIL import Image
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.random_streams import keys, normals
 from mptrain.workloads.enhancement.datasets.photos import load_photo_folder, load_photos
-from mptrain.workloads.enhancement.patches import PatchSplit, Photos, TileSplit
-from mptrain.workloads.enhancement.photo_dataset import Degradation
+from mptrain.workloads.enhancement.photo_dataset import Degradation, PatchSplit, Photos, TileSplit
 
 CPU, PLAIN = torch.device("cpu"), torch.contiguous_format
 SMALL = {"patch_size": 16, "tile_size": 16, "workers": 0, "patches": 12}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, JpegImagePlugin
 
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.images.datasets.image_folder import decode, load_image_folder
 
 

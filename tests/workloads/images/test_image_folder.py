@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.images.augmentation import CENTRE, centre_box, random_box

@@ -15,10 +15,10 @@ import torch
 from PIL import Image, ImageFile
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.faulty_samples import Faults, checking, describe
+from mptrain.workloads.base.data_files import Faults, checking, describe
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.detection.detection_images import AnnotatedImage, Listing, PictureOptions, PictureSplit
-from mptrain.workloads.enhancement.patches import Photos
+from mptrain.workloads.enhancement.photo_dataset import Photos
 from mptrain.workloads.images.datasets.image_folder import load_image_folder
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
 

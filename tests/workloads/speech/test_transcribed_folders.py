@@ -12,7 +12,7 @@ from loops import each
 from scipy.io import wavfile
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.sound.recordings import Alphabet
 from mptrain.workloads.speech.datasets.transcribed_folders import entries_of, load_speech
 from mptrain.workloads.speech.speech_dataset import Utterance, divided_by, hold_out_utterances

@@ -9,7 +9,7 @@ import torch
 from loops import each
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.workloads.base.faulty_samples import checking
+from mptrain.workloads.base.data_files import checking
 from mptrain.workloads.text.datasets.docstrings import PACKAGES, load_docstrings
 from mptrain.workloads.text.datasets.labelled_files import load_labelled_text
 from mptrain.workloads.text.subwords import PAD

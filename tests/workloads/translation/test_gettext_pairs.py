@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.translation.datasets.gettext_pairs import load_gettext, read_compiled, read_text
 from mptrain.workloads.translation.datasets.number_words import name_of
 from mptrain.workloads.translation.datasets.trans_de_en import load_trans_de_en, read_sentences, sentences_in

@@ -1,4 +1,4 @@
-"""Comparison of arms whose runs are known by their logs alone.
+"""Comparison of arms whose runs are known by their logs alone, and verdicts by one value of each run.
 
 An arm is several runs of one setting, and each run gives one number: the values of a run are not independent, so no
 verdict comes from the steps of one pair. Runs are compared unpaired unless the caller says which belong together. A
@@ -11,14 +11,359 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from scipy import special
 
 from mptrain.numerics.words import counted, listed
 from mptrain.runlog.run_state import lower_is_better
-from mptrain.study.comparison.logs.runs import Form, Question, read_arms, read_curves
-from mptrain.study.comparison.logs.verdict import LoggedArm, judge
-from mptrain.study.comparison.results import as_table
+from mptrain.study.comparison.logs.runs import Form, LoggedRun, Question, read_arms, read_curves
+from mptrain.study.comparison.results import Interval, Word, as_table
+from mptrain.study.comparison.statistics import (
+    bootstrap_p,
+    difference_of_means,
+    improved,
+    looks_skewed,
+    mean_and_spread,
+    mean_interval,
+    power_of_equivalence,
+    rounding_spread,
+    runs_for_power,
+    unseen_share,
+)
+from mptrain.study.comparison.verdict import Facts, Reason
+from mptrain.study.comparison.verdict import judge as word_of
 from mptrain.system.errors import UsageError
+
+_ALIKE = "the runs of each arm all end at one value, as copies or runs of one seed do"
+
+
+@dataclass(frozen=True)
+class LoggedArm:
+    """Arm of a comparison of logs, with its verdict.
+
+    Attributes:
+        mean: Mean over its finite runs, with its 95 % confidence interval; None without any.
+        difference: Mean less that of the reference, or less the target, with a confidence interval of the level that
+            the number of arms and looks asks for; None with fewer than two runs in an arm.
+        power: Probability that equal arms would have been found equivalent with these runs; NaN if unknown.
+        runs_needed: Runs of each arm for a power of 80 %; None if unknown, or more than 1,000.
+        unseen: Largest share of runs that may do what none of these did, at 95 % confidence.
+        overturned_at: Value that one more run of the arm would have to reach for another verdict; NaN if unknown.
+        verdict: One word, and ``why`` one sentence.
+    """
+
+    name: str
+    runs: tuple[LoggedRun, ...]
+    mean: Interval | None
+    difference: Interval | None
+    power: float
+    runs_needed: int | None
+    unseen: float
+    overturned_at: float
+    verdict: Word
+    why: str
+
+    @property
+    def word(self) -> Word:
+        """The verdict, by the name that it has in a comparison of run directories too."""
+        return self.verdict
+
+
+def judge(
+    name: str, runs: Sequence[LoggedRun], reference: Sequence[LoggedRun] | None, question: Question, alpha: float
+) -> LoggedArm:
+    """Return an arm with its verdict.
+
+    ``reference`` are the runs that a claim compares with; None for the reference itself, which is not judged.
+    ``alpha`` is the level of each test.
+    """
+    values = _finite(runs)
+    arm = LoggedArm(
+        name=name,
+        runs=tuple(runs),
+        mean=mean_interval(values, rounding=_rounding(runs)) if values else None,
+        difference=None,
+        power=math.nan,
+        runs_needed=None,
+        unseen=_unseen(len(runs) - len(values), len(runs)),
+        overturned_at=math.nan,
+        verdict="reference",
+        why="the other arms are compared with it",
+    )
+    if reference is None:
+        return arm
+    if question.form == "beats target":
+        return _against_target(arm, values, question, alpha)
+    judged = _against(arm, reference, question, alpha)
+    return replace(judged, overturned_at=_overturned_at(judged, reference, question, alpha))
+
+
+def _against(
+    arm: LoggedArm, reference: Sequence[LoggedRun], question: Question, alpha: float, *, planned: bool = True
+) -> LoggedArm:
+    """Judge an arm against a reference; without ``planned``, power and the number of runs needed are left out."""
+    failed = len(arm.runs) - len(_finite(arm.runs)), len(reference) - len(_finite(reference))
+    of_runs = f"{failed[0]} of {len(arm.runs)} runs of it and {failed[1]} of {len(reference)} of the reference"
+    not_finite = f"{of_runs} are not finite there" if any(failed) else ""
+    samples = _samples(arm.runs, reference, paired=question.paired)
+    failure_p = _failure_p(arm.runs, reference, paired=question.paired) if any(failed) else 1.0
+    if failure_p < alpha:
+        return replace(arm, verdict="worse", why=f"{not_finite}, more than by chance (exact test, p = {failure_p:.2g})")
+    if any(failed) and _failure_p(reference, arm.runs, paired=question.paired) < alpha:
+        not_finite += ": more of the reference than by chance"
+    if min(len(samples.values), len(samples.others)) < 2:
+        few = f"{not_finite}, and fewer than two of one arm are left" if not_finite else ""
+        return replace(arm, verdict="undecided", why=few or _too_few(samples, question, alpha))
+    unlearned = not any(_have_learned(runs, question) for runs in (arm.runs, reference))
+    if not question.paired and max(len({*samples.values}), len({*samples.others})) == 1:
+        alike: Word = "neither has learned" if unlearned and samples.values[0] == samples.others[0] else "undecided"
+        return replace(arm, verdict=alike, why=_ALIKE)
+    tests = _tests(samples, question, alpha, planned=planned)
+    word, reason = word_of(
+        Facts(
+            tests.outer,
+            tests.inside,
+            not question.lower_is_better,
+            bool(failed[0]),
+            bool(failed[1]),
+            failure_p,
+            paired=question.paired,
+            one_sided=question.form == "not inferior",
+            unlearned=unlearned,
+            alpha=alpha,
+        )
+    )
+    why = _why(reason, tests, question, alpha, not_finite)
+    return replace(arm, difference=tests.outer, power=tests.power, runs_needed=tests.needed, verdict=word, why=why)
+
+
+def _failure_p(runs: Sequence[LoggedRun], reference: Sequence[LoggedRun], *, paired: bool) -> float:
+    """Return the p value of an exact test that an arm fails more often; 1 if it does not (McNemar, or Fisher)."""
+    from mptrain.study.comparison.verdict import fisher_test, sign_test
+
+    own, others = ({run.seed for run in some if not math.isfinite(run.value)} for some in (runs, reference))
+    if paired:
+        return sign_test(len(own - others), len(others - own)) if len(own - others) > len(others - own) else 1.0
+    bad, other_bad = len(runs) - len(_finite(runs)), len(reference) - len(_finite(reference))
+    more = bad * len(reference) > other_bad * len(runs)
+    return fisher_test(bad, len(runs), other_bad, len(reference)) if more else 1.0
+
+
+def _have_learned(runs: Sequence[LoggedRun], question: Question) -> bool:
+    """Return whether runs are better than at their start: beyond chance, or one by more than the margin."""
+    if not question.lower_is_better and all(run.value == 0 for run in runs):
+        return False
+    gains = [run.start - run.value if question.lower_is_better else run.value - run.start for run in runs]
+    return improved(gains) or any(gain > question.margin for gain in gains)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Finite values of an arm and of the reference, pair by pair where runs are paired.
+
+    ``rounding`` are the standard deviations of the rounding error of a value of either.
+    """
+
+    values: list[float]
+    others: list[float]
+    rounding: tuple[float, float]
+    paired: bool
+
+    @property
+    def differences(self) -> list[float]:
+        return [value - other for value, other in zip(self.values, self.others, strict=True)]
+
+    def interval(self, level: float) -> Interval:
+        """Return the difference of the means with its confidence interval."""
+        if self.paired:
+            return mean_interval(self.differences, level, math.hypot(*self.rounding))
+        return difference_of_means(self.values, self.others, level, self.rounding)
+
+    def spreads(self) -> tuple[float, ...]:
+        """Return the standard deviation of each independent sample: of the differences, or of both arms."""
+        if self.paired:
+            return (math.hypot(mean_and_spread(self.differences)[1], *self.rounding),)
+        both = zip((self.values, self.others), self.rounding, strict=True)
+        return tuple(math.hypot(mean_and_spread(some)[1], by) for some, by in both)
+
+
+def _samples(runs: Sequence[LoggedRun], reference: Sequence[LoggedRun], *, paired: bool) -> _Samples:
+    rounding = _rounding(runs), _rounding(reference)
+    if not paired:
+        return _Samples(_finite(runs), _finite(reference), rounding, paired)
+    partners = {run.seed: run.value for run in reference if math.isfinite(run.value)}
+    of_pairs = [run for run in runs if run.seed in partners and math.isfinite(run.value)]
+    return _Samples([run.value for run in of_pairs], [partners[run.seed] for run in of_pairs], rounding, paired)
+
+
+class _Tests(NamedTuple):
+    """Tests of an arm against a reference.
+
+    Attributes:
+        outer: Interval of the difference for "better" and "worse".
+        inner: That of the one-sided tests.
+        inside: The claim, equivalence or no inferiority, holds.
+        power: Of finding equal arms equivalent (not inferior), and ``needed``: the runs or pairs for 80 % of it.
+        note: Further test that has to agree, or what is odd about the values, in words; empty for none.
+    """
+
+    outer: Interval
+    inner: Interval
+    inside: bool
+    power: float = math.nan
+    needed: int | None = None
+    note: str = ""
+
+
+def _tests(samples: _Samples, question: Question, alpha: float, *, planned: bool) -> _Tests:
+    outer, inner = samples.interval(1 - alpha), samples.interval(1 - 2 * alpha)
+    margin, note, one_sided = question.margin, "", question.form == "not inferior"
+    inside = _worst(inner, question) < margin if one_sided else _is_within(inner, margin)
+    independent = [samples.differences] if samples.paired else [samples.values, samples.others]
+    if any(map(looks_skewed, independent)):
+        side = (1 if question.lower_is_better else -1) if one_sided else 0
+        own, other = (math.hypot(*samples.rounding), 0.0) if samples.paired else samples.rounding
+        p = bootstrap_p(independent[0], margin, own, side, [] if samples.paired else samples.others, other)
+        inside = inside and p < alpha
+        note = f"; {'differences' if samples.paired else 'values'} are skewed, bootstrap-t p = {p:.2g}"
+    if samples.paired and math.isclose(min(samples.differences), max(samples.differences), rel_tol=1e-9, abs_tol=1e-12):
+        note += "; all pairs have the same difference, so the true spread is unknown"
+    tests = _Tests(outer, inner, inside, note=note)
+    if not planned:
+        return tests
+    spreads = samples.spreads()
+    runs = (len(samples.values), len(samples.others))[: len(spreads)]
+    return tests._replace(
+        power=power_of_equivalence(spreads, runs, margin, alpha, one_sided=one_sided),
+        needed=runs_for_power(spreads, margin, alpha, one_sided=one_sided),
+    )
+
+
+def _worst(found: Interval, question: Question) -> float:
+    """Return how much worse an arm may be at most, by the end of an interval."""
+    return found.high if question.lower_is_better else -found.low
+
+
+def _is_within(found: Interval, margin: float) -> bool:
+    return -margin < found.low and found.high < margin
+
+
+def _why(reason: Reason, tests: _Tests, question: Question, alpha: float, not_finite: str) -> str:
+    """Return the reason of a verdict as a sentence."""
+    wide, narrow = _in_words(tests.outer, 1 - alpha), _in_words(tests.inner, 1 - 2 * alpha)
+    if reason == "biased selection":
+        return f"{not_finite}: those that are left are a biased selection"
+    if reason in ("worse difference", "better difference"):
+        skewed = (
+            "skewed" in tests.note
+        ) * "; skewed: of a long tail such an interval excludes a true zero in more than 5 %"
+        return wide + skewed + (f"; also, {not_finite}" if not_finite else "")
+    if question.form == "not inferior":
+        worst = f"at most {_worst(tests.inner, question):.4g} worse ({1 - alpha:.3g} one-sided)"
+        why = f"{wide}; {worst}, margin {question.margin:g}{tests.note}"
+    else:
+        within = "" if _is_within(tests.inner, question.margin) else "not "
+        why = f"{narrow}, {within}within ±{question.margin:g}{tests.note}"
+    if reason == "unlearned":
+        return f"runs are no better than at their start, beyond chance, and untrained arms agree; {why}"
+    if reason == "equivalence" or tests.note or math.isnan(tests.power):
+        return why
+    return f"{why}; {_runs_in_words(tests.needed, question)}"
+
+
+def _against_target(arm: LoggedArm, values: list[float], question: Question, alpha: float) -> LoggedArm:
+    failed = len(arm.runs) - len(values)
+    if failed or len(values) < 2 or len({*values}) == 1:
+        few = "one run says nothing of how much runs differ: give two or more" if len(values) < 2 else _ALIKE
+        why = f"{failed} of {len(arm.runs)} runs are not finite there" if failed else few
+        return replace(arm, verdict="undecided", why=why)
+    rounding = _rounding(arm.runs)
+    found = difference_of_means(values, question.target, 1 - 2 * alpha, (rounding, 0.0))
+    side = -1 if found.mean > 0 else 1
+    certain, note = found.high < 0 or found.low > 0, "; of a long tail, which few runs show, more than 5 % are wrong"
+    if looks_skewed(values):
+        p = bootstrap_p([value - question.target for value in values], 0.0, rounding, side)
+        certain, note = certain and p < alpha, f"; values are skewed, bootstrap-t p = {p:.2g}"
+    beats = (side == 1) == question.lower_is_better
+    word: Word = ("beats target" if beats else "misses target") if certain else "undecided"
+    why = f"mean less target {found.mean:+.4g}, one-sided {1 - alpha:.3g} bounds {found.low:+.4g} and {found.high:+.4g}"
+    return replace(arm, difference=found, verdict=word, why=why + note)
+
+
+def _overturned_at(arm: LoggedArm, reference: Sequence[LoggedRun], question: Question, alpha: float) -> float:
+    """Return the value nearest to the mean with which one more run of an arm changes its verdict; NaN if unknown."""
+    values = _finite(arm.runs)
+    if arm.verdict == "undecided" or question.paired or len(values) < len(arm.runs):
+        return math.nan
+    worse = 1.0 if question.lower_is_better else -1.0
+    mean, step = mean_and_spread(values)[0], _rounded_to(arm.runs)
+
+    def changes(by: float) -> bool:
+        value = round((mean + by) / step) * step if step else mean + by  # as the log would round it
+        more = replace(arm, runs=(*arm.runs, replace(arm.runs[0], value=value)))
+        return _against(more, reference, question, alpha, planned=False).verdict != arm.verdict
+
+    def nearest(towards: float) -> float:
+        low, high = 0.0, question.margin / 8
+        while not changes(towards * high):
+            low, high = high, 2 * high
+            if high > 1e6 * question.margin:
+                return math.inf
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (low, middle) if changes(towards * middle) else (middle, high)
+        return high
+
+    if changes(0.0):  # one more run alone does, as the rest is so close to the limit
+        return math.nan
+    sides = [worse, -worse] if arm.verdict == "equivalent" else [-worse if arm.verdict == "worse" else worse]
+    by, towards = min((nearest(towards), towards) for towards in sides)
+    return float(mean + towards * by) if math.isfinite(by) else math.nan
+
+
+def _unseen(failed: int, runs: int) -> float:
+    """Return the largest share of runs that may fail, or do what none did, at 95 % confidence (Clopper and Pearson)."""
+    if failed == runs:
+        return 1.0
+    return float(special.betaincinv(failed + 1, runs - failed, 0.95)) if failed else unseen_share(runs)
+
+
+def _finite(runs: Sequence[LoggedRun]) -> list[float]:
+    return [run.value for run in runs if math.isfinite(run.value)]
+
+
+def _rounding(runs: Sequence[LoggedRun]) -> float:
+    """Return the standard deviation of the rounding error of a value of an arm, whose logs round alike."""
+    return rounding_spread(_rounded_to(runs))
+
+
+def _rounded_to(runs: Sequence[LoggedRun]) -> float:
+    return min((run.rounded_to for run in runs), default=0.0)  # a coarser step is one by chance
+
+
+def _too_few(samples: _Samples, question: Question, alpha: float) -> str:
+    """Return why one run of an arm decides nothing, and how many would, by the spread of the other arm."""
+    why = "one run of an arm says nothing of how much its runs differ"
+    many, by = max(zip((samples.values, samples.others), samples.rounding, strict=True), key=lambda one: len(one[0]))
+    if len(many) < 2 or question.paired:
+        return f"{why}: give two or more of each"
+    spread = math.hypot(mean_and_spread(many)[1], by)
+    needed = runs_for_power((spread, spread), question.margin, alpha, one_sided=question.form == "not inferior")
+    as_others = f"if they differ as those of the other arm (standard deviation {spread:.3g})"
+    return f"{why}; {as_others}, {_runs_in_words(needed, question)}"
+
+
+def _runs_in_words(needed: int | None, question: Question) -> str:
+    what = "pairs" if question.paired else "runs of each arm"
+    if needed is None:
+        return f"more than 1,000 {what} would be needed for this margin"
+    return f"{needed:,} {what} would find equal arms so with a probability of 80 %"
+
+
+def _in_words(found: Interval, level: float) -> str:
+    return f"difference {found.mean:+.4g}, {100 * level:.6g} % CI {found.low:+.4g} to {found.high:+.4g}"
+
 
 #: Level of all tests together.
 ALPHA = 0.05

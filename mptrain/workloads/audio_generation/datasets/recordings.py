@@ -10,9 +10,8 @@ from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.system.files import expanded, read_text
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
-from mptrain.workloads.base.data_files import as_stored, files_below
+from mptrain.workloads.base.data_files import Faults, as_stored, files_below
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.recordings import (
     ENGLISH,
     SUFFIXES,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import Clip, SoundDataset, SoundSplit, WindowOptions
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix, uniforms
 
 #: Sample rate in hertz.

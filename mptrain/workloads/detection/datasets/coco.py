@@ -12,9 +12,8 @@ from typing import Any
 
 from mptrain.system.errors import DataError
 from mptrain.system.files import expanded, read_bytes
-from mptrain.workloads.base.data_files import NO_DOWNLOAD
+from mptrain.workloads.base.data_files import NO_DOWNLOAD, Faults
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.detection.boxes import CROWD, OBJECT
 from mptrain.workloads.detection.detection_images import (
     AnnotatedImage,

@@ -11,9 +11,8 @@ from xml.etree.ElementTree import Element
 
 from mptrain.system.errors import ConfigError, DataError, did_you_mean
 from mptrain.system.files import expanded, read_bytes, read_text
-from mptrain.workloads.base.data_files import NO_DOWNLOAD, as_stored, composed, fetching
+from mptrain.workloads.base.data_files import NO_DOWNLOAD, Faults, as_stored, composed, fetching
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT
 from mptrain.workloads.detection.detection_images import (
     AnnotatedImage,

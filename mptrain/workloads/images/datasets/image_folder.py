@@ -21,14 +21,13 @@ from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.fields import BelowOneOrZero, Fraction, NonNegativeInt, PositiveInt
 from mptrain.system.files import expanded
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.data_files import composed
+from mptrain.workloads.base.data_files import Faults, OnError, composed
 from mptrain.workloads.base.dataset import (
     FileFacts,
     IndependentSamples,
     Survey,
     file_digests,
 )
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.preparation import MOST_PIXELS, Preparation
 from mptrain.workloads.base.random_streams import first_samples, hold_out_by_name, stratified_order, uniforms
@@ -42,8 +41,18 @@ from mptrain.workloads.images.augmentation import (
     variation,
 )
 from mptrain.workloads.images.image_dataset import Channels, ImageDataset, Normalise, photo_statistics, statistics
-from mptrain.workloads.images.image_listing import Listing, Unlisted, find_classes, find_splits, list_images
-from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, pixels_of, read_part, read_picture
+from mptrain.workloads.images.picture_files import (
+    EXTENSIONS,
+    UNDECODABLE,
+    Listing,
+    Unlisted,
+    find_classes,
+    find_splits,
+    list_images,
+    pixels_of,
+    read_part,
+    read_picture,
+)
 
 #: ``full`` decodes at full size; ``draft`` decodes JPEGs only as large as the crop needs.
 Decoding = Literal["full", "draft"]

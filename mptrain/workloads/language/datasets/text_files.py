@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.system.errors import DataError
+from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, joined, windows_of
 from mptrain.workloads.text.reading import find_parts, read_file
 

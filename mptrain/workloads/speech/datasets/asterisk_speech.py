@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mptrain.system.fields import BelowOneOrZero, PositiveFloat
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.recordings import RATE, AsteriskFiles, read_prompts
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix, uniforms
 from mptrain.workloads.speech.spectrograms import FrameOptions
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechSplit, Utterance, usable

@@ -13,9 +13,8 @@ from typing import Any
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.system.files import expanded
-from mptrain.workloads.base.data_files import as_stored, composed, files_below
+from mptrain.workloads.base.data_files import Faults, as_stored, composed, files_below
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.recordings import SUFFIXES, RecordingError, read_recording, recording_seconds
 from mptrain.workloads.speech.spectrograms import InputFormat
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset

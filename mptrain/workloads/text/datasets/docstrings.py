@@ -10,8 +10,8 @@ import sysconfig
 from pathlib import Path
 
 from mptrain.system.errors import DataError
+from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.text.labelled_dataset import Labelled, LabelledDataset, LabelledOptions, labelled_as_dataset
 
 #: Packages of the standard library with many docstrings, which small installations of Python have too.

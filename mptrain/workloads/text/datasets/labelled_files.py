@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.data_files import composed
+from mptrain.workloads.base.data_files import Faults, OnError, composed
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.labelled_dataset import Labelled, LabelledDataset, LabelledOptions, labelled_as_dataset
 from mptrain.workloads.text.reading import decoded, find_parts, read_content
 

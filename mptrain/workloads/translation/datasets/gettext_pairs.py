@@ -17,9 +17,8 @@ from pathlib import Path
 from mptrain.system.errors import DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.system.files import expanded, read_bytes
-from mptrain.workloads.base.data_files import files_below, package_folders
+from mptrain.workloads.base.data_files import Faults, OnError, files_below, package_folders
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 _CHARSET = re.compile(r"charset=([\w.:-]+)", re.IGNORECASE)

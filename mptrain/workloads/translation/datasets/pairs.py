@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveInt
+from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import decoded, find_parts, read_content
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 

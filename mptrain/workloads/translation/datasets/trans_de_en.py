@@ -14,8 +14,8 @@ from typing import Literal
 from mptrain.system.errors import DataError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.system.files import expanded
+from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import takes_fields_of
-from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import decoded, read_content
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from scipy import signal
 
 from mptrain.runlog.run_state import lower_is_better
-from mptrain.study.comparison.logs import verdict
-from mptrain.study.comparison.logs.compare_logs import compare, compare_logs
+from mptrain.study.comparison.logs import compare_logs as verdict
+from mptrain.study.comparison.logs.compare_logs import LoggedArm, compare, compare_logs
 from mptrain.study.comparison.logs.curves import Curve
 from mptrain.study.comparison.logs.runs import LoggedRun, Question, _point, _run
-from mptrain.study.comparison.logs.verdict import LoggedArm
 from mptrain.study.comparison.statistics import (
     difference_of_means,
     power_of_equivalence,

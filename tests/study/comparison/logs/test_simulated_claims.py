@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from mptrain.study.comparison.logs.compare_logs import judge
 from mptrain.study.comparison.logs.runs import LoggedRun, Question
-from mptrain.study.comparison.logs.verdict import judge
 
 SHAPES = {
     "normal": lambda draws, n: draws.standard_normal(n),
@@ -23,7 +23,7 @@ SHAPES = {
 def without_power(monkeypatch):
     """Leave out what takes most of the time and decides nothing."""
     for name, value in (("power_of_equivalence", math.nan), ("runs_for_power", None), ("_overturned_at", math.nan)):
-        monkeypatch.setattr(f"mptrain.study.comparison.logs.verdict.{name}", lambda *_, value=value, **__: value)
+        monkeypatch.setattr(f"mptrain.study.comparison.logs.compare_logs.{name}", lambda *_, value=value, **__: value)
 
 
 def claims(shape, other, n, *, count, by=1.0, shift=0.0, margin=4.0):
@@ -83,7 +83,7 @@ def test_skew_is_looked_at_in_every_sample(monkeypatch):
     """The same draws, with and without a look at the skew: of claims at a tie with a tail, fewer are false."""
     questions = {"target": ("long tail", "", {}), "an arm": ("tail", "normal", {"by": 3, "shift": 4.0})}
     seen = {name: claims(*words, 8, count=150, **more) for name, (*words, more) in questions.items()}
-    monkeypatch.setattr("mptrain.study.comparison.logs.verdict.looks_skewed", lambda values: False)
+    monkeypatch.setattr("mptrain.study.comparison.logs.compare_logs.looks_skewed", lambda values: False)
     unseen = {name: claims(*words, 8, count=150, **more) for name, (*words, more) in questions.items()}
     assert seen["target"]["beats target"] < unseen["target"]["beats target"] - 2
     assert seen["an arm"]["equivalent"] < unseen["an arm"]["equivalent"]

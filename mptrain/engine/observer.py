@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from mptrain.engine.module_trail import ModuleCall, ModuleTrail
 from mptrain.numerics.formats import FLOAT32
 from mptrain.numerics.tensors import count_exponents, read_counts, widened
 from mptrain.precision.census import Observed, Pass, cast_of, computes, current_pass, dtype_names, floating_in
 from mptrain.precision.upcast import EagerMode, Products
-from mptrain.probe.module_trail import ModuleCall, ModuleTrail
 from mptrain.system.records import MAX_TENSORS, ExponentCounts, Phase
 from mptrain.system.torch_private import current_autograd_node, input_metadata, number_of_node
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.probe.observer import DESCENDED, SETTLED, OverflowHistory, boundary, nonfinite_parameters
+from mptrain.engine.observer import DESCENDED, SETTLED, OverflowHistory, boundary, nonfinite_parameters
 from mptrain.system.records import MAX_TENSORS
 
 

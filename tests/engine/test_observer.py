@@ -10,10 +10,10 @@ from small_runs import TINY, parts_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mptrain.engine.module_trail import LOSS, ModuleTrail
+from mptrain.engine.observer import Observer
 from mptrain.engine.step import accumulate_gradients
 from mptrain.lab.step_replay import observe_step, saved_step_at
-from mptrain.probe.module_trail import LOSS, ModuleTrail
-from mptrain.probe.observer import Observer
 
 
 def observed(model, given, loss=lambda output: output.float().sum()):

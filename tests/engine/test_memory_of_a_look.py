@@ -93,7 +93,7 @@ def test_a_look_needs_a_few_megabytes_or_the_largest_weight(dtype, layout):
 @pytest.mark.long
 def test_a_look_at_100_million_parameters_on_a_device_needs_less_than_their_embedding(monkeypatch):
     monkeypatch.setattr(
-        "mptrain.probe.histograms.is_countable", lambda tensor: True
+        "mptrain.engine.histograms.is_countable", lambda tensor: True
     )  # fakes have operators of their own
     shapes = [(50304, 768), *[(768, 768)] * 40, *[(768, 3072)] * 17, (768,)]
     with FakeTensorMode():
@@ -190,9 +190,9 @@ def test_a_look_without_memory_is_given_up_and_training_goes_on(where, monkeypat
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
         return count_exponents(tensor, *found)
 
-    monkeypatch.setattr("mptrain.probe.histograms.count_exponents", count)
+    monkeypatch.setattr("mptrain.engine.histograms.count_exponents", count)
     if where == "read":
-        monkeypatch.setattr("mptrain.probe.histograms.read_counts", lambda *_: 1 / 0)
+        monkeypatch.setattr("mptrain.engine.histograms.read_counts", lambda *_: 1 / 0)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model(torch.ones(3, 4)).sum().backward()

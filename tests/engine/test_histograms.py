@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from mptrain.engine.histograms import Histograms, HistogramWatch, NoProbe
 from mptrain.engine.step import train_step
 from mptrain.numerics.exponents import nonzero, total
 from mptrain.numerics.tensors import read_counts
-from mptrain.probe.histograms import Histograms, HistogramWatch, NoProbe
 from mptrain.system.records import HistogramRecord
 from tests.small_runs import TINY, Kept, loop_of, parts_of
 
