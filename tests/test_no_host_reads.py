@@ -54,7 +54,7 @@ READING_FUNCTIONS = {
     ("updater.py", "load_state_dict"): "once, after a restart",
 }
 #: Files that hold plain numbers alone.
-WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "overflow_limits.py", "words.py"})
+WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "overflow_limits.py"})
 
 
 def host_reads(source: str) -> list[tuple[str, int, str]]:

@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from mptrain.numerics.words import elided, number, plain
 from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
@@ -27,6 +26,7 @@ from mptrain.system.errors import (
 )
 from mptrain.system.files import expanded
 from mptrain.system.masking import masked
+from mptrain.system.words import elided, number, plain
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,9 +19,9 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from mptrain.cli.messages import printable, say, supports_colour, wrapped
-from mptrain.numerics.words import MINUS, TIMES, UNKNOWN
 from mptrain.report.page import Block, Bullets, Code, Facts, Section, Table, Text, Tiles, Tone
 from mptrain.system.masking import masker
+from mptrain.system.words import MINUS, TIMES, UNKNOWN
 
 #: Line width in characters of tables if standard output is not a terminal, and one that is enough for every table.
 _PIPED, _UNLIMITED = 200, 100_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from mptrain.cli.messages import KeyValues
-from mptrain.numerics import words
+from mptrain.system import words as words
 from mptrain.system.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
 #: Maximum length of the histories of loss and loss scale; they are thinned and always span the whole run.

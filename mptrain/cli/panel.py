@@ -19,8 +19,8 @@ from rich.text import Text
 
 from mptrain.cli.display import LearnerProgress, RunProgress
 from mptrain.cli.messages import printable
-from mptrain.numerics import words
 from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.system import words as words
 from mptrain.system.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
 
 #: Seconds between two redraws; a redraw takes milliseconds, and faster updates are not readable.

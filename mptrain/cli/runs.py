@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import report, say
-from mptrain.numerics.words import counted, moment, plain
 from mptrain.report.page import Bullets, Text, table
 from mptrain.report.run_list import FoundRun, filtered, find_runs, ordered, runs_table, sort_notes
 from mptrain.runlog.atomic_files import readable_bytes, storage_errors
@@ -24,6 +23,7 @@ from mptrain.runlog.run_reader import Run
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.system.errors import EXIT_DATA, EXIT_OK, StorageError, UsageError
 from mptrain.system.files import expanded
+from mptrain.system.words import counted, moment, plain
 
 if TYPE_CHECKING:
     from argparse import Namespace

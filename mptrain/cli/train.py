@@ -14,7 +14,6 @@ from mptrain.cli import command
 from mptrain.cli.display import PlainLines
 from mptrain.cli.messages import print_rows, say, supports_colour, warn
 from mptrain.config.compose import allow_argument, allowed_packages, search_path
-from mptrain.numerics import words
 from mptrain.parallel.torchrun import torchrun_command
 from mptrain.precision.support import unaligned_in_words
 from mptrain.run.attempt import Outcome, RunInfo
@@ -26,6 +25,7 @@ from mptrain.runlog.atomic_files import readable_bytes, write_atomically
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import memory_in_words
 from mptrain.runlog.strict_json import read_object
+from mptrain.system import words as words
 from mptrain.system.errors import EXIT_OK
 from mptrain.system.records import EventRecord, Record
 

@@ -20,7 +20,6 @@ from mptrain.cli.messages import print_rows, say, warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import is_allow_override, search_path
 from mptrain.config.targets import parameters
-from mptrain.numerics.words import counted, elided, listed, number, plain
 from mptrain.run.evaluation import Export, export_run
 from mptrain.run.network_export import ExportedNetwork
 from mptrain.run.prediction import Prediction, predictor
@@ -30,6 +29,7 @@ from mptrain.runlog.strict_json import read_object
 from mptrain.system.errors import EXIT_DATA, EXIT_OK, DataError, StorageError, UsageError
 from mptrain.system.files import expanded, open_to_read, read_text
 from mptrain.system.records import as_json
+from mptrain.system.words import counted, elided, listed, number, plain
 from mptrain.workloads.base.data_files import Faults, files_below, hidden_noted
 from mptrain.workloads.images.picture_files import read_picture
 

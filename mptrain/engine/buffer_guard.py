@@ -19,9 +19,9 @@ from torch.autograd.graph import increment_version
 from mptrain.engine.private_state import PrivateState, kind_of, repeats
 from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.numerics.tensors import is_sharded
-from mptrain.numerics.words import listed
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import foreach_copy_, storage_key
+from mptrain.system.words import listed
 
 if TYPE_CHECKING:
     from mptrain.optimizer.masters import MasterWeights

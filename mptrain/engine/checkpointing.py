@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from mptrain.engine.parts import Parts, Progress
 from mptrain.engine.weights_io import is_weight, set_extra_states
 from mptrain.numerics.tensors import part, part_for, saturated
-from mptrain.numerics.words import listed
 from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
 from mptrain.system.errors import CheckpointError, error_in_user_code, out_of_memory
 from mptrain.system.process_state import random_state, set_random_state
 from mptrain.system.torch_private import loads_itself
+from mptrain.system.words import listed
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options

@@ -14,12 +14,12 @@ import torch
 
 from mptrain.engine.buffer_guard import Thawed
 from mptrain.engine.observer import nonfinite_parameters
-from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.tensors import part
 from mptrain.parallel.torchrun import RankLost
 from mptrain.runlog.atomic_files import storage_errors, temporary, write_atomically
 from mptrain.system.device import beside_fp64
 from mptrain.system.errors import EXIT_PREEMPTED, NumericsError, Preempted
+from mptrain.system.words import scale_in_words
 
 if TYPE_CHECKING:
     from mptrain.engine.checkpointing import Checkpointing

@@ -21,7 +21,6 @@ from mptrain.engine.resources import memory_by_use, saved_bytes
 from mptrain.engine.step import accumulate_gradients
 from mptrain.numerics.overflow_check import judge
 from mptrain.numerics.tensors import is_sharded, part, part_for
-from mptrain.numerics.words import listed
 from mptrain.parallel.strategy import SingleProcessStrategy
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus, check_step
@@ -32,6 +31,7 @@ from mptrain.system.errors import ConfigError, EnvironmentRefused, FirstBatchErr
 from mptrain.system.process_state import other_random_numbers, random_state, set_random_state
 from mptrain.system.records import EventRecord
 from mptrain.system.torch_private import disable_current_modes, has_gradient_hooks, leaves, storage_key
+from mptrain.system.words import listed
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts

@@ -12,11 +12,11 @@ from mptrain.engine.interrupt import Watchdog
 from mptrain.engine.resources import Clock, memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
-from mptrain.numerics.words import listed
 from mptrain.runlog.checkpoints import CheckpointStore, NoSaver, Saver
 from mptrain.runlog.record_writer import Fanout, NoRecords, RecordWriter, Sink
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.records import EventRecord, ProgressRecord, Record, StepRecord
+from mptrain.system.words import listed
 from mptrain.workloads.base.data_files import describe
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.tensors import saturated
-from mptrain.numerics.words import listed
 from mptrain.runlog.checkpoint_data import NotPlain, load_plain
 from mptrain.system.errors import CheckpointError, UsageError
 from mptrain.system.machine import load_extra
 from mptrain.system.torch_private import EXTRA_STATE
+from mptrain.system.words import listed
 
 #: Keys under which programs store a state dict in a larger file, and name prefixes that wrappers add.
 _HOLDERS = ("state_dict", "model_state_dict", "model")

@@ -23,8 +23,6 @@ from mptrain.lab.findings import Finding
 from mptrain.lab.pages.diagnosis_page import write_diagnosis
 from mptrain.lab.remedies import LocatedStep, RecordedStep, examine, with_cause
 from mptrain.lab.step_replay import SavedStep, restore_step, saved_step_at
-from mptrain.numerics.formats import scale_in_words
-from mptrain.numerics.words import listed
 from mptrain.precision.census import PromiseBroken
 from mptrain.run.attempt import min_micro_batches
 from mptrain.run.build.parts import build
@@ -40,6 +38,7 @@ from mptrain.system.errors import CheckpointError, ConfigError, EnvironmentRefus
 from mptrain.system.files import read_text
 from mptrain.system.process_state import settings_restored
 from mptrain.system.records import StepRecord
+from mptrain.system.words import listed, scale_in_words
 from mptrain.workloads.base.batch import Batch
 
 #: Class of a loss scaling rule, and the scale with which it starts.

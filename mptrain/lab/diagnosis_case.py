@@ -34,10 +34,10 @@ from mptrain.lab.findings import (
 from mptrain.lab.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.lab.step_replay import SavedStep, observe_step, restore_step
 from mptrain.numerics.tensors import limited
-from mptrain.numerics.words import listed
 from mptrain.precision.apply import input_dtype, set_matmul_precision
 from mptrain.run.build.parts import build
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused
+from mptrain.system.words import listed
 
 
 def with_overrides(config: Config, *words: str) -> Config:

@@ -41,14 +41,14 @@ from mptrain.lab.findings import CLOSE, Finding, label, operator_name
 from mptrain.lab.headroom import CloseCall, after_some_steps, close_calls, worth_a_look
 from mptrain.lab.module_tensors import HANDED, Outputs
 from mptrain.lab.step_accuracy import largest_errors, why_worse
-from mptrain.numerics.formats import FORMATS, Format, scale_in_words
-from mptrain.numerics.words import counted, listed, share
+from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.census import dtype_name
 from mptrain.precision.policy import FP32
 from mptrain.precision.support import require_support, resolve_device, unaligned_in_words
 from mptrain.run.build.parts import build
 from mptrain.system.errors import ConfigError, DataError, EnvironmentRefused
+from mptrain.system.words import counted, listed, scale_in_words, share
 from mptrain.workloads.base.batch import Batch
 
 #: Highest exponent of the scales tried, from 2^0 on; seconds per pass above which only every second scale is tried.

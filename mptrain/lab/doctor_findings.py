@@ -24,8 +24,7 @@ from mptrain.lab.doctor_ranges import (
 )
 from mptrain.lab.findings import Finding, label, operator_name
 from mptrain.lab.module_tensors import HANDED, owner
-from mptrain.numerics.formats import scale_in_words
-from mptrain.numerics.words import listed, share
+from mptrain.system.words import listed, scale_in_words, share
 
 _NAMES = {"float16": "FP16", "bfloat16": "BF16"}
 

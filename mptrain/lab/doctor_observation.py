@@ -22,7 +22,6 @@ from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.lab.doctor_ranges import EPSILONS, ScalingEvidence
 from mptrain.lab.module_tensors import Outputs, hook_step, record_outputs
 from mptrain.numerics.formats import FORMATS, Format
-from mptrain.numerics.words import listed
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import EagerMode
@@ -30,6 +29,7 @@ from mptrain.scaler.static import NoScaler, StaticScaler
 from mptrain.system.device import beside_fp64, in_widest
 from mptrain.system.errors import EnvironmentRefused, FirstBatchError
 from mptrain.system.torch_private import Dropout, tree_map, written_tensors
+from mptrain.system.words import listed
 from mptrain.workloads.base.batch import Batch
 
 #: Operators that can take a number as operand, which the dtype of the tensor has to hold.

@@ -17,11 +17,11 @@ from mptrain.lab.doctor_ranges import EPSILONS, ModuleScaling
 from mptrain.lab.module_tensors import HANDED, owner
 from mptrain.lab.step_accuracy import StepAccuracy
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
-from mptrain.numerics.formats import FLOAT16, scale_in_words
-from mptrain.numerics.words import listed
+from mptrain.numerics.formats import FLOAT16
 from mptrain.precision.policy import NORMS
 from mptrain.runlog.diagnosis_file import ModuleRow, ValueRange
 from mptrain.system.records import ExponentCounts
+from mptrain.system.words import listed, scale_in_words
 
 #: Module, operator, pass, and index among the calls with the same three.
 Key = tuple[str, str, str, int]

@@ -27,13 +27,12 @@ from mptrain.lab.doctor_findings import why_no_range
 from mptrain.lab.doctor_ranges import scales_of
 from mptrain.lab.findings import Finding, label
 from mptrain.lab.pages.diagnosis_page import NAMES
-from mptrain.numerics.formats import scale_in_words
-from mptrain.numerics.words import listed
 from mptrain.precision.apply import cast_floating
 from mptrain.runlog.diagnosis_file import Examination
 from mptrain.system.errors import EXIT_NUMERICS, EXIT_OK, ConfigError, instance
 from mptrain.system.process_state import other_random_numbers, settings_restored
 from mptrain.system.torch_private import disable_current_modes, storage_key, tree_leaves, tree_map
+from mptrain.system.words import listed, scale_in_words
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import Dataset, IndependentSamples

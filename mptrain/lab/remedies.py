@@ -50,13 +50,13 @@ from mptrain.lab.step_accuracy import why_worse
 from mptrain.lab.step_replay import SavedStep, observe_step, restore_step
 from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
-from mptrain.numerics.words import listed
 from mptrain.precision.apply import input_dtype, kept_modules
 from mptrain.run.build.parts import build
 from mptrain.runlog.diagnosis_file import CauseKind, Examination, FurtherCause, Remedy
 from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.system.errors import ConfigError, EnvironmentRefused, did_you_mean
 from mptrain.system.records import ExponentCounts
+from mptrain.system.words import listed
 from mptrain.workloads.base.batch import Batch
 
 #: Maximum number of entries added to ``precision.keep_fp32``; beyond that another precision is the simpler remedy.

@@ -29,7 +29,6 @@ from mptrain.config.schema import Config
 from mptrain.lab.pages.loss_scale_pages import Replay, ReplayedLearner, ScaleTrajectory
 from mptrain.lab.trace import Basis, Trace, read_traces
 from mptrain.numerics.overflow_check import Measure, Verdict
-from mptrain.numerics.words import counted
 from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
 from mptrain.report.run_blocks import histogram_words, is_watched, unfinished_note
 from mptrain.run.build.parts import build_scaler
@@ -39,6 +38,7 @@ from mptrain.scaler.base import Scaler, ScalerState
 from mptrain.scaler.static import StaticScaler
 from mptrain.system.errors import DataError, UsageError
 from mptrain.system.records import StepRecord
+from mptrain.system.words import counted
 
 #: The overrides that a replay accepts.
 _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")

@@ -15,7 +15,7 @@ from mptrain.lab.diagnosis_case import DiagnosisCase, with_overrides
 from mptrain.lab.findings import module_rows, only_zeros, small_gradients
 from mptrain.numerics.exponents import lost_share, nonzero
 from mptrain.numerics.forecast import MARGIN
-from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
+from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.run.build.parts import build
 from mptrain.runlog.diagnosis_file import Remedy
@@ -23,6 +23,7 @@ from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.system.device import widest
 from mptrain.system.errors import ConfigError, EnvironmentRefused
 from mptrain.system.records import ExponentCounts
+from mptrain.system.words import scale_in_words
 
 #: Share of gradients rounded to zero above which a scale is no remedy.
 LOSES = 0.1

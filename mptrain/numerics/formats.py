@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 
@@ -44,15 +43,3 @@ FLOAT32 = Format("float32", exponent_bits=8, mantissa_bits=23)
 FLOAT16 = Format("float16", exponent_bits=5, mantissa_bits=10)
 BFLOAT16 = Format("bfloat16", exponent_bits=8, mantissa_bits=7)
 FORMATS = {fmt.name: fmt for fmt in (FLOAT32, FLOAT16, BFLOAT16)}
-
-
-def is_power_of_two(value: float) -> bool:
-    """Return whether a value is a power of two, so that scaling by it only changes exponents and is exact."""
-    return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5
-
-
-def scale_in_words(scale: float) -> str:
-    """Format a loss scale as text: ``8``, ``1000``, and powers of two from 1024 on as ``2^16``."""
-    if scale >= 1024 and is_power_of_two(scale):
-        return f"2^{math.frexp(scale)[1] - 1}"
-    return f"{scale:g}"

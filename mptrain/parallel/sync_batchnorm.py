@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.numerics.words import listed
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import BatchNorm
+from mptrain.system.words import listed
 
 if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from mptrain.numerics.tensors import limited
-from mptrain.numerics.words import listed
 from mptrain.precision.policy import NORMS, Dtype, Policy
 from mptrain.system.errors import ConfigError, Problem, did_you_mean
 from mptrain.system.torch_private import BatchNorm, tree_map
+from mptrain.system.words import listed
 
 
 def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.Module]:

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 
-from mptrain.numerics.words import listed
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.upcast import PRODUCTS, EagerMode, Products
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.torch_private import Convolution, current_autograd_node, storage_key, written_tensors
+from mptrain.system.words import listed
 
 if TYPE_CHECKING:
     from mptrain.precision.policy import Policy

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mptrain.numerics.words import listed, percent
 from mptrain.precision.upcast import uses_upcast
 from mptrain.system.device import (
     NAMES,
@@ -29,6 +28,7 @@ from mptrain.system.device import (
 )
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.torch_private import has_native_half
+from mptrain.system.words import listed, percent
 
 if TYPE_CHECKING:
     from torch import nn

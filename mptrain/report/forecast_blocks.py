@@ -19,10 +19,10 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from mptrain.numerics.exponents import TINIEST
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
 from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
-from mptrain.numerics.words import counted, elided, listed, number, share
 from mptrain.report import plotting
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.run_blocks import OpenedRun, fp32_run, histogram_words, is_watched, scale_words
+from mptrain.system.words import counted, elided, listed, number, share
 
 #: Maximum characters of a module's name.
 _NAME = 36

@@ -34,13 +34,13 @@ from mptrain.numerics.exponents import (
     zero_share,
 )
 from mptrain.numerics.forecast import MOST_TAKEN, Forecast, GradientHistory
-from mptrain.numerics.words import MINUS, UNKNOWN, counted, elided, listed, number, share
 from mptrain.report import plotting
 from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
 from mptrain.report.run_blocks import OpenedRun
 from mptrain.system.errors import StorageError
 from mptrain.system.records import ExponentCounts, TensorKind
+from mptrain.system.words import MINUS, UNKNOWN, counted, elided, listed, number, share
 
 if TYPE_CHECKING:
     from mptrain.runlog.run_reader import Run

@@ -25,7 +25,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mptrain import __version__, shelves
-from mptrain.numerics.words import elided, plain
 from mptrain.report.page import Page, Plot
 from mptrain.report.plotting import inlined
 from mptrain.report.run_list import FoundRun, runs_page
@@ -35,6 +34,7 @@ from mptrain.runlog.directory import require_outside_runs
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sweeps import SweepPaths, is_sweep
 from mptrain.system.errors import StorageError
+from mptrain.system.words import elided, plain
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from matplotlib.axes import Axes
 
-from mptrain.numerics.words import counted, elided, scale
 from mptrain.report import plotting
 from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
 from mptrain.report.run_blocks import OpenedRun
 from mptrain.report.run_history import EXTREMES, MARK, Curve, LearnerHistory, Offender, Overflows, in_groups
 from mptrain.system.records import MAX_TENSORS
+from mptrain.system.words import counted, elided, scale
 
 #: Maximum parameters that overflowed in the figure, and in the table.
 _MOST_ROWS, _MOST_NAMED = 6, 12

@@ -27,9 +27,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mptrain.numerics.words import MINUS, elided, plain
 from mptrain.report.page import Chart, Series
 from mptrain.report.run_history import Points
+from mptrain.system.words import MINUS, elided, plain
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # silences notices about its font cache
 

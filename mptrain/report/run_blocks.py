@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.config.config_diff import flat
-from mptrain.numerics.words import counted, duration, moment
 from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Table, Text, Tone, facts, table
 from mptrain.report.run_history import History, read_history
 from mptrain.runlog.directory import open_run
@@ -23,6 +22,7 @@ from mptrain.runlog.run_reader import Run, read_run
 from mptrain.runlog.sweeps import SweepJob
 from mptrain.system.errors import StorageError
 from mptrain.system.files import read_bytes, read_text
+from mptrain.system.words import counted, duration, moment
 
 
 @dataclass(frozen=True)

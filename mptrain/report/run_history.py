@@ -15,12 +15,12 @@ from typing import Any, Final, get_args
 
 from typing_extensions import TypedDict
 
-from mptrain.numerics.words import counted
 from mptrain.runlog.run_reader import Run
 from mptrain.system.errors import StorageError
 from mptrain.system.fields import NonNegativeInt
 from mptrain.system.records import Phase, StepRecord
 from mptrain.system.validation import build
+from mptrain.system.words import counted
 
 #: Buckets of a curve at most. Each gives up to two points: its lowest and its highest value.
 MOST_BUCKETS: Final = 1000

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from mptrain.config.config_diff import as_number, flat
 from mptrain.config.value_checks import show
-from mptrain.numerics.words import UNKNOWN, counted, moment, number
 from mptrain.report.page import Bullets, Cell, Page, Table, Tone, section, table
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import runs_below
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.runlog.run_state import lower_is_better
 from mptrain.system.errors import StorageError, UsageError, either, suggest
+from mptrain.system.words import UNKNOWN, counted, moment, number
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "killed": "bad", "preempted": "warn"}
 

@@ -10,7 +10,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from mptrain.numerics.words import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
 from mptrain.report import plotting
 from mptrain.report.gradient_histogram_blocks import gradient_histogram_blocks
 from mptrain.report.loss_scale_blocks import loss_scale_blocks
@@ -46,6 +45,7 @@ from mptrain.report.run_history import MEAN, MOST_BUCKETS, PHASES, Curve, Histor
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import memory_in_words
+from mptrain.system.words import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
 
 #: Maximum metrics in one figure if the task has no main metric.
 _MOST_METRICS = 4

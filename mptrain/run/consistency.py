@@ -24,7 +24,6 @@ from mptrain.config.value_checks import show
 from mptrain.config.yaml_files import read_yaml
 from mptrain.engine.fingerprints import data_order
 from mptrain.engine.parts import Parts
-from mptrain.numerics.words import listed
 from mptrain.parallel.communicator import Communicator
 from mptrain.runlog import RunDirectory, RunState, read_run
 from mptrain.runlog.manifest import Manifest, manifests_in, read_manifest
@@ -37,6 +36,7 @@ from mptrain.system.errors import (
 )
 from mptrain.system.process_state import versions_now
 from mptrain.system.records import EvalRecord
+from mptrain.system.words import listed
 from mptrain.workloads.base.loader import Loader
 
 _RESTORE = "restore the file from a copy"

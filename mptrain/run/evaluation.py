@@ -20,7 +20,6 @@ from mptrain.engine.checkpointing import load_weights, require_same_labels, requ
 from mptrain.engine.evaluate import evaluate, measuring
 from mptrain.engine.parts import Parts
 from mptrain.engine.weights_io import has_averages, in_dtype, is_weight, plain_weights, weights_file
-from mptrain.numerics.words import elided, number
 from mptrain.precision.apply import count_out_of_range, describe_clamped
 from mptrain.run.build.parts import build
 from mptrain.run.build.workload import build_dataset
@@ -34,6 +33,7 @@ from mptrain.runlog.strict_json import indented_json, read_object
 from mptrain.system.errors import DataError, UsageError, either
 from mptrain.system.process_state import settings_restored
 from mptrain.system.records import EvalRecord
+from mptrain.system.words import elided, number
 from mptrain.workloads.base.dataset import Dataset
 
 #: Mistakes that are kept, and the width and height in pixels of a picture of one.

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from mptrain.engine.evaluate import gather_model, in_evaluation_mode, with_weights
 from mptrain.engine.parts import Parts
 from mptrain.numerics.tensors import saturated
-from mptrain.numerics.words import elided, number
 from mptrain.system.errors import ConfigError, MptrainError, NumericsError
 from mptrain.system.machine import load_extra
 from mptrain.system.torch_private import tree_leaves, tree_map
+from mptrain.system.words import elided, number
 from mptrain.workloads.base.batch import Batch
 
 #: Samples in the example that is exported, and in the batches that check the file besides it.

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from mptrain.numerics.formats import FLOAT32, scale_in_words
+from mptrain.numerics.formats import FLOAT32
 from mptrain.system.errors import ConfigError, Problem, instance
 from mptrain.system.fields import PositiveFloat
+from mptrain.system.words import scale_in_words
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Measure, Verdict

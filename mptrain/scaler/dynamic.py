@@ -35,11 +35,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.numerics.formats import FLOAT32, scale_in_words
+from mptrain.numerics.formats import FLOAT32
 from mptrain.scaler.base import Limits, RangedScaler, ScalerState
 from mptrain.system.device import capabilities, in_widest
 from mptrain.system.fields import AboveOne, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.system.torch_private import amp_update_scale_
+from mptrain.system.words import scale_in_words
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.overflow_check import LargestMagnitude
 from mptrain.scaler.base import RangedScaler, ScalerState
 from mptrain.system.device import in_widest, widest
 from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, PositiveFloat
+from mptrain.system.words import scale_in_words
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

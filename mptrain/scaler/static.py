@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from mptrain.numerics.formats import FLOAT32, scale_in_words
+from mptrain.numerics.formats import FLOAT32
 from mptrain.scaler.base import OnOverflow, Scaler, ScalerState
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import PositiveFloat
+from mptrain.system.words import scale_in_words
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

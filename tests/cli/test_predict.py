@@ -15,8 +15,8 @@ from PIL import Image
 from small_runs import TINY, command, environment, run_in_process
 
 from mptrain.cli import using
-from mptrain.numerics.words import elided
 from mptrain.system.errors import StorageError
+from mptrain.system.words import elided
 from mptrain.workloads.images.datasets.digits import digits_path, read_digits
 
 

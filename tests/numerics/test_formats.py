@@ -6,7 +6,8 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, is_power_of_two, scale_in_words
+from mptrain.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS
+from mptrain.system.words import is_power_of_two, scale_in_words
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)

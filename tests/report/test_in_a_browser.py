@@ -12,12 +12,12 @@ from report.folders import HOSTILE, make_comparison, make_run, make_sweep
 from report.microscope import make_looked_at
 from report.test_write_report import hostile_run
 
-from mptrain.numerics.words import MINUS, UNKNOWN
 from mptrain.report.html_and_markdown import write_page, write_report
 from mptrain.report.page import Cell, Page, section, table
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import write_comparisons
 from mptrain.study.pages.sweep_page import runs_page
+from mptrain.system.words import MINUS, UNKNOWN
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
 

@@ -7,8 +7,8 @@ import pytest
 from loops import each
 from report.folders import HOSTILE
 
-from mptrain.numerics.words import elided, plain
 from mptrain.report.plotting import dashed_series, drawing, inlined, ordered_series, series, thousands, tick, ticks_at
+from mptrain.system.words import elided, plain
 
 
 def sample(name="sample", text="a name"):

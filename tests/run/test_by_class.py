@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from small_runs import TINY, run_in_process
 
-from mptrain.numerics.words import UNKNOWN
 from mptrain.report.run_page import by_class_page, class_table
 from mptrain.run.evaluation import evaluate_run
 from mptrain.system.errors import UsageError
+from mptrain.system.words import UNKNOWN
 
 
 def trained(folder, *words):

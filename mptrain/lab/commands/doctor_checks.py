@@ -16,10 +16,10 @@ from mptrain.lab.doctor import ScalingReport, check_scaling, error_share, powers
 from mptrain.lab.doctor_findings import why_no_range
 from mptrain.lab.doctor_ranges import LOST, ModuleScaling, scales_of
 from mptrain.lab.findings import Finding
-from mptrain.numerics.words import UNKNOWN, listed, rate
 from mptrain.report.page import Block, Facts, Table, Text, facts, table
 from mptrain.system.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.system.process_state import settings_restored
+from mptrain.system.words import UNKNOWN, listed, rate
 from mptrain.workloads.base.data_files import by_remark
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.step import train_step
 from mptrain.lab.doctor import first_batch
 from mptrain.lab.pages.rate_range_test import range_test_page, read_range_test, result_blocks
-from mptrain.numerics.words import TIMES
 from mptrain.precision.policy import FP32
 from mptrain.report.html_and_markdown import write_page
 from mptrain.run.resume import launch
@@ -26,6 +25,7 @@ from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.device import total_memory
 from mptrain.system.errors import EXIT_OK, ConfigError, NumericsError, UsageError, out_of_memory
+from mptrain.system.words import TIMES
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from mptrain.numerics.formats import FLOAT16
-from mptrain.numerics.words import number, scale, share
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Cell, Facts, Page, Table, Text, Tiles, Tone, facts, section, table
 from mptrain.report.run_blocks import operator_blocks
@@ -21,6 +20,7 @@ from mptrain.runlog.diagnosis_file import (
     file_stem,
     write_examination,
 )
+from mptrain.system.words import number, scale, share
 
 #: Name of each cause.
 NAMES: Final[dict[CauseKind, str]] = {

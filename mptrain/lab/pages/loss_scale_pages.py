@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mptrain.numerics.words import counted, elided, listed, scale
 from mptrain.report.forecast_blocks import MeasuredScales, forecast_plot, forecast_table, reasons, recommendation
 from mptrain.report.gradient_histogram_blocks import forecasts, read_histograms
 from mptrain.report.page import (
@@ -53,6 +52,7 @@ from mptrain.report.run_history import EXTREMES, MARK, MOST_BUCKETS, MOST_MARKS,
 from mptrain.study.pages.sweep_points import differences, read_measured
 from mptrain.system.errors import StorageError
 from mptrain.system.masking import masked
+from mptrain.system.words import counted, elided, listed, scale
 
 if TYPE_CHECKING:
     from mptrain.numerics.forecast import Forecast

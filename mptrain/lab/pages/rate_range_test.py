@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mptrain.numerics.words import number
 from mptrain.report import plotting
 from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Plots, facts, section
 from mptrain.system.errors import DataError
 from mptrain.system.records import StepRecord
+from mptrain.system.words import number
 
 #: Weight of the past in the moving mean of the loss, and updates at the beginning without which it says little.
 _PAST, _BEGIN = 0.95, 10

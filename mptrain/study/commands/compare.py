@@ -17,8 +17,6 @@ from mptrain.config.compose import Composer
 from mptrain.config.config_diff import ABSENT, IGNORED, config_differences, flat_settings
 from mptrain.config.schema import RunOptions
 from mptrain.config.value_checks import show
-from mptrain.numerics import words
-from mptrain.numerics.words import counted
 from mptrain.report.html_and_markdown import write_page
 from mptrain.report.page import Bullets, Section, table
 from mptrain.runlog import readable_bytes
@@ -40,8 +38,10 @@ from mptrain.study.sweep.comparisons import (
 )
 from mptrain.study.sweep.points import expand
 from mptrain.study.sweep.runner import fresh_place, sweep_folder
+from mptrain.system import words as words
 from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, suggest
 from mptrain.system.records import as_json
+from mptrain.system.words import counted
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import each_warning_once, print_rows, printable, say, supports_colour, waiting, warn, wrapped
 from mptrain.config.catalogue import recipes_folder
-from mptrain.numerics.words import counted
 from mptrain.study.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_points
 from mptrain.system.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP
+from mptrain.system.words import counted
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -13,7 +13,6 @@ from mptrain.cli.messages import each_warning_once, report, say, waiting, warn
 from mptrain.config.compose import Composer, command_with, is_allow_override, packages_of, untrusted_code
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
 from mptrain.config.overrides import read
-from mptrain.numerics.words import counted
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
 from mptrain.study.commands.sweep_display import print_outcome, watching
 from mptrain.study.comparison.ranking import metric_in_words, selected
@@ -32,6 +31,7 @@ from mptrain.system.errors import (
     Problem,
     UsageError,
 )
+from mptrain.system.words import counted
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -20,11 +20,11 @@ from rich.text import Text as RichText
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import KeyValues, printable, say, supports_colour
 from mptrain.cli.panel import INTERVAL, LiveDisplay
-from mptrain.numerics import words
 from mptrain.report.page import Bullets, Cell, Section, Text, table
 from mptrain.report.run_blocks import job_status
 from mptrain.runlog.sweeps import summary_of
 from mptrain.study.comparison.ranking import selected, sweep_lead
+from mptrain.system import words as words
 
 if TYPE_CHECKING:
     from mptrain.runlog.sweeps import Sweep, SweepJob

@@ -19,11 +19,11 @@ from typing import Any
 from mptrain.config.config_diff import MACHINE, config_differences, flat_settings, is_below
 from mptrain.config.value_checks import show
 from mptrain.numerics.formats import FLOAT32
-from mptrain.numerics.words import of_seeds, percent, share
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.study.comparison.arms import pair_by_seed, precision_of
 from mptrain.study.comparison.results import Arm, Interval, Objection, RunMeasures
 from mptrain.study.comparison.run_measures import TIMED_STEPS
+from mptrain.system.words import of_seeds, percent, share
 
 #: Keys and sections in which arms may always differ.
 PRECISION = ("precision", "scaler")

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mptrain.config.config_diff import short_label
-from mptrain.numerics.words import listed
 from mptrain.runlog.run_state import lower_is_better
 from mptrain.runlog.sweeps import Sweep, SweepJob, interval_of, overrides_of, varied_keys
 from mptrain.system.errors import UsageError
+from mptrain.system.words import listed
 
 SEED: Final = "seed"
 

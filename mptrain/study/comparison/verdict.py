@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from mptrain.numerics.words import counted, of_seeds, percent
 from mptrain.study.comparison.results import ArmVerdict, Equivalence, Interval, RunMeasures, Word
 from mptrain.study.comparison.statistics import equivalence, mean_interval
+from mptrain.system.words import counted, of_seeds, percent
 
 
 @dataclass(frozen=True)

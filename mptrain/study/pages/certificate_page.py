@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mptrain.numerics.words import UNKNOWN, counted, number, percent
 from mptrain.report import plotting
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Plots, Section, Tone, facts, section, table
 from mptrain.study.comparison.logs.compare_logs import LogComparison, LoggedArm
 from mptrain.study.comparison.logs.runs import Question
+from mptrain.system.words import UNKNOWN, counted, number, percent
 
 _TONES: dict[str, Tone] = {
     "equivalent": "good",

@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from mptrain.numerics.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
 from mptrain.report import plotting
 from mptrain.report.page import Block, Bullets, Cell, Plot, Table, Tone, is_empty, table
 from mptrain.report.run_history import MEAN, Curve, in_groups, mean_over_runs
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.study.comparison.results import ArmResult, Comparison, Interval
+from mptrain.system.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
 
 _TONES: Final[dict[str, Tone]] = {
     "better": "good",

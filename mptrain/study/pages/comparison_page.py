@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.config.value_checks import show
-from mptrain.numerics.words import counted, listed
 from mptrain.report.loss_scale_blocks import Panel, loss_scale_plot
 from mptrain.report.page import (
     Block,
@@ -52,6 +51,7 @@ from mptrain.study.pages.sweep_page import (
 )
 from mptrain.study.pages.sweep_points import OpenedPoint, numeric_axis, read_points
 from mptrain.system.errors import StorageError
+from mptrain.system.words import counted, listed
 
 _TONES: Final[dict[str, Tone]] = {
     "REPRODUCED": "good",

@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from mptrain.config.config_diff import IGNORED, is_below, short_label
-from mptrain.numerics.words import counted, duration, elided, moment, number, rate, scale_path, share
 from mptrain.report import plotting
 from mptrain.report.page import (
     Block,
@@ -50,6 +49,7 @@ from mptrain.runlog.run_reader import Run
 from mptrain.runlog.sweeps import Sweep, interval_of, overrides_of, varied_keys
 from mptrain.study.comparison.ranking import sweep_lead
 from mptrain.study.pages.sweep_points import Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
+from mptrain.system.words import counted, duration, elided, moment, number, rate, scale_path, share
 
 
 def sweep_page(sweep: Sweep) -> Page:

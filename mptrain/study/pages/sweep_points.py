@@ -21,7 +21,6 @@ from mptrain.config.config_diff import (
     short_label,
 )
 from mptrain.config.value_checks import show
-from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.forecast_blocks import MeasuredRun, MeasuredScales
 from mptrain.report.run_blocks import OpenedRun, open_or_reason
 from mptrain.report.run_history import BUCKETS
@@ -29,6 +28,7 @@ from mptrain.runlog.sweeps import Sweep, SweepJob, overrides_of, read_sweep, var
 from mptrain.study.comparison.fairness import is_claimed
 from mptrain.study.comparison.ranking import SEED, metric_in_words, selected
 from mptrain.system.errors import StorageError
+from mptrain.system.words import is_power_of_two
 
 #: Factor that the values of a key must span for a logarithmic axis.
 _WIDE: Final = 20

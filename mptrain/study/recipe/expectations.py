@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-from mptrain.numerics.words import of_seeds
 from mptrain.study.comparison.compare_arms import direction_of
 from mptrain.study.comparison.results import ArmVerdict, RunMeasures
 from mptrain.study.comparison.run_measures import step_of
@@ -20,6 +19,7 @@ from mptrain.study.comparison.statistics import rounding_spread
 from mptrain.study.comparison.verdict import PairedEvidence, Sample, decide, pair, sample
 from mptrain.study.recipe.recipe import Expectation
 from mptrain.system.errors import EXIT_NUMERICS, Problem, suggest
+from mptrain.system.words import of_seeds
 
 Outcome = Literal["met", "not met", "undecided"]
 

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from torch.utils.data import Dataset as TorchDataset
 from typing_extensions import override
 
-from mptrain.numerics.words import listed
 from mptrain.system.errors import DataError, Problem, instance
 from mptrain.system.process_state import other_random_numbers
+from mptrain.system.words import listed
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey, class_facts, tensor_digests

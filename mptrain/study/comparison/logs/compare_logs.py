@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 
 from scipy import special
 
-from mptrain.numerics.words import counted, listed
 from mptrain.runlog.run_state import lower_is_better
 from mptrain.study.comparison.logs.runs import Form, LoggedRun, Question, read_arms, read_curves
 from mptrain.study.comparison.results import Interval, Word, as_table
@@ -34,6 +33,7 @@ from mptrain.study.comparison.statistics import (
 from mptrain.study.comparison.verdict import Facts, Reason
 from mptrain.study.comparison.verdict import judge as word_of
 from mptrain.system.errors import UsageError
+from mptrain.system.words import counted, listed
 
 _ALIKE = "the runs of each arm all end at one value, as copies or runs of one seed do"
 

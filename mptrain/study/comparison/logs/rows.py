@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, AnyStr
 
-from mptrain.numerics.words import listed
 from mptrain.system.errors import DataError, UsageError, suggest
 from mptrain.system.files import open_to_read
+from mptrain.system.words import listed
 
 #: Names of the column with the training step, in the order in which they are looked for.
 STEPS = (

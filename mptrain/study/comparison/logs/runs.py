@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 
-from mptrain.numerics.words import counted, listed
 from mptrain.study.comparison.logs.curves import Curve, read_curve
 from mptrain.study.comparison.statistics import (
     rounding_step,
 )
 from mptrain.system.errors import DataError, UsageError
+from mptrain.system.words import counted, listed
 
 #: Claims that a comparison of logs can be asked about.
 Form = Literal["equivalent", "not inferior", "beats target"]

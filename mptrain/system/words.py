@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from mptrain.numerics.formats import scale_in_words
-
 MINUS: Final = "\u2212"
 TIMES: Final = "\u00d7"
 #: Shown in place of a missing number.
@@ -153,3 +151,15 @@ def moment(iso: str) -> str:
     """Format a UTC time in ISO 8601 to the second: ``2025-01-31 12:05:42 UTC``. Other text is returned unchanged."""
     date, separator, rest = iso.partition("T")
     return f"{date} {rest[:8]} UTC" if separator and iso.endswith("+00:00") else iso
+
+
+def scale_in_words(scale: float) -> str:
+    """Format a loss scale as text: ``8``, ``1000``, and powers of two from 1024 on as ``2^16``."""
+    if scale >= 1024 and is_power_of_two(scale):
+        return f"2^{math.frexp(scale)[1] - 1}"
+    return f"{scale:g}"
+
+
+def is_power_of_two(value: float) -> bool:
+    """Return whether a value is a power of two, so that scaling by it only changes exponents and is exact."""
+    return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5

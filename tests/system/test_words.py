@@ -2,7 +2,7 @@ import math
 
 from loops import each
 
-from mptrain.numerics.words import (
+from mptrain.system.words import (
     counted,
     digits,
     duration,
