@@ -21,7 +21,7 @@ BUDGET = {
     "integrations": (1_500, "watching other loops: torch, transformers, Lightning, Accelerate"),
     "lab": (6_000, "doctor, diagnose, replay, recommend, find"),
     "logger": (600, "TensorBoard, Weights & Biases, MLflow, in a process of their own"),
-    "numerics": (1_000, "number formats, finite checks, histograms of exponents, forecasts"),
+    "numerics": (900, "number formats, finite checks, histograms of exponents, forecasts"),
     "optimizer": (1_300, "master weights, clipping, fused updates, torch's optimizers by name"),
     "parallel": (1_200, "DDP and FSDP2, torchrun, equal bits"),
     "precision": (800, "precision modes, keep_fp32, what a GPU supports"),
@@ -31,7 +31,7 @@ BUDGET = {
     "scaler": (600, "loss scalers and the constants of other frameworks"),
     "schedule": (400, "learning rates"),
     "study": (7_200, "sweeps, Slurm, comparisons with verdicts, logs of any program, recipes"),
-    "system": (1_400, "errors, devices, masking of secrets, safe files"),
+    "system": (1_500, "errors, devices, masking of secrets, safe files"),
     "workloads": (8_600, "eight kinds of training with their data sets and published models"),
 }
 
