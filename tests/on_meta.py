@@ -27,7 +27,7 @@ from mptrain.engine.parts import Parts
 from mptrain.engine.ring import Ring, stack
 from mptrain.engine.step_runner import StepRunner
 from mptrain.precision import apply
-from mptrain.precision.apply import cast_floating
+from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.precision.upcast import EagerMode, products
 from mptrain.run.build.parts import build, build_learners
 

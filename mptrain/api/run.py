@@ -143,14 +143,14 @@ class Run(run_reader.Run):
         if odd := [word for word in overrides if "=" not in word]:
             raise UsageError(f"{odd[0]} is no KEY=VALUE", "give several inputs as a list: predict([...])")
         given = inputs if isinstance(inputs, Iterable) and not isinstance(inputs, str | Path) else [inputs]
-        restored, place = caller_restored(), str(self.paths.root)
-        with restored, predictor(place, overrides, _which(best), average=average) as loaded:
-            found = list(loaded.predict(_named(given, loaded.source)))
-        if bad := [one for one in found if one.error]:
+        restored, folder = caller_restored(), str(self.paths.root)
+        with restored, predictor(folder, overrides, _which(best), average=average) as loaded:
+            predictions = list(loaded.predict(_named(given, loaded.source)))
+        if bad := [prediction for prediction in predictions if prediction.error]:
             raise DataError(
-                f"{elided(bad[0].given, 200)}: {bad[0].error}", f"{len(bad)} of {len(found)} inputs are unusable"
+                f"{elided(bad[0].given, 200)}: {bad[0].error}", f"{len(bad)} of {len(predictions)} inputs are unusable"
             )
-        return [one.answer for one in found]
+        return [prediction.answer for prediction in predictions]
 
     @in_python
     def export(
@@ -171,9 +171,9 @@ class Run(run_reader.Run):
         from mptrain.run.evaluation import export_run
         from mptrain.system.process_state import caller_restored
 
-        place, file = str(self.paths.root), None if output is None else expanded(output)
+        folder, file = str(self.paths.root), None if output is None else expanded(output)
         with caller_restored():
-            return export_run(place, _which(best), average=average, output=file, trusted=overrides).path
+            return export_run(folder, _which(best), average=average, output=file, trusted=overrides).path
 
     def plot(self, *names: str, learner: str | None = None) -> Drawing:
         """Return a figure of fields of the steps, one below the other: ``loss`` and ``loss_scale`` by default.
@@ -226,19 +226,19 @@ def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
     from mptrain.cli.using import lines_of
     from mptrain.workloads.base.data_files import files_below
 
-    for one in inputs:
-        if not isinstance(one, str | Path):
+    for given in inputs:
+        if not isinstance(given, str | Path):
             raise UsageError(
-                f"an input is {type(one).__name__}, not a text or a path", "save it as a file, or call Run.model()"
+                f"an input is {type(given).__name__}, not a text or a path", "save it as a file, or call Run.model()"
             )
-        if source.suffixes and Path(one).is_dir():
-            yield from map(str, files_below(Path(one), tuple(source.suffixes), special=True))
-        elif not source.suffixes and isinstance(one, Path):
-            yield from lines_of(str(one))
-        elif not source.suffixes and len(text := str(one)) < 200 and Path(text).is_file():
+        if source.suffixes and Path(given).is_dir():
+            yield from map(str, files_below(Path(given), tuple(source.suffixes), special=True))
+        elif not source.suffixes and isinstance(given, Path):
+            yield from lines_of(str(given))
+        elif not source.suffixes and len(text := str(given)) < 200 and Path(text).is_file():
             raise UsageError(f"{text} is a file, and this run answers texts", f"write Path({text!r}) for its lines")
         else:
-            yield str(one)
+            yield str(given)
 
 
 @in_python
@@ -258,16 +258,16 @@ def runs(root: str | Path = "outputs", *patterns: str, sort: str = "started") ->
     ``patterns`` are those of ``--filter``, such as ``precision=fp16*`` and ``status=done``. A damaged run is left out
     with a warning. StorageError is raised if there is no such folder, UsageError if no run has a key.
     """
-    if odd := [one for one in patterns if not isinstance(one, str)]:
+    if odd := [pattern for pattern in patterns if not isinstance(pattern, str)]:
         raise UsageError(f"a pattern is {instance(odd[0])}", 'give texts, such as mptrain.runs("outputs", "seed=1")')
-    found, notes = find_runs(expanded(root))
+    found_runs, notes = find_runs(expanded(root))
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return [_as_run(one.run) for one in ordered(filtered(found, patterns), sort)]
+    return [_as_run(found_run.run) for found_run in ordered(filtered(found_runs, patterns), sort)]
 
 
 def _as_run(read: run_reader.Run) -> Run:
-    return Run(*(getattr(read, one.name) for one in fields(read)))
+    return Run(*(getattr(read, field.name) for field in fields(read)))
 
 
 def _which(best: bool) -> Literal["last", "best"]:

@@ -72,8 +72,8 @@ def train(
     return open_run(outcome.root)
 
 
-def _is_sink(one: Any) -> bool:
-    return not isinstance(one, type) and all(callable(getattr(one, name, None)) for name in ("take", "close"))
+def _is_sink(sink: Any) -> bool:
+    return not isinstance(sink, type) and all(callable(getattr(sink, name, None)) for name in ("take", "close"))
 
 
 def _dataset(data: Any, workers: int) -> MapDataset:

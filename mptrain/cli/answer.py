@@ -113,11 +113,11 @@ class EvalAnswer(Answer):
     by_class: ClassAnswers | None
 
     @classmethod
-    def evaluated(cls, found: Evaluation, checkpoint: str, page: Path | None) -> Self:
+    def evaluated(cls, evaluation: Evaluation, checkpoint: str, page: Path | None) -> Self:
         """Return the data of an evaluation, and of its page by class."""
-        by_class = ClassAnswers.of(found.by_class, page=str(page)) if found.by_class else None
-        splits = tuple(map(EvaluatedSplit.of, found.records))
-        return cls.of(found, run=str(found.root), checkpoint=checkpoint, splits=splits, by_class=by_class)
+        by_class = ClassAnswers.of(evaluation.by_class, page=str(page)) if evaluation.by_class else None
+        splits = tuple(map(EvaluatedSplit.of, evaluation.records))
+        return cls.of(evaluation, run=str(evaluation.root), checkpoint=checkpoint, splits=splits, by_class=by_class)
 
 
 class ListedRun(Data):
@@ -158,6 +158,6 @@ class RunsAnswer(Answer):
     removed: tuple[str, ...] = ()
 
     @classmethod
-    def found(cls, runs: Sequence[FoundRun], notes: Sequence[str], removed: Sequence[str] = ()) -> Self:
+    def from_runs(cls, runs: Sequence[FoundRun], notes: Sequence[str], removed: Sequence[str] = ()) -> Self:
         """Return the data of runs that were found."""
         return cls(runs=tuple(map(ListedRun.of, runs)), notes=tuple(notes), removed=tuple(removed))

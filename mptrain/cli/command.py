@@ -119,7 +119,7 @@ JOBS = Option(
     "--jobs", "number of runs at a time, sharing CPU cores and GPUs (default: 1)", "N", read=whole_number(9_999)
 )
 LAUNCHER = Option(
-    "--launcher", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)", "slurm|local|FILE"
+    "--launcher", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)", "slurm|FILE"
 )
 OBJECTIVE = Option("--objective", "metric on validation data by which points are chosen (default: the task's)", "NAME")
 BEST = Option("--best", "take the best checkpoint instead of the last one")
@@ -210,8 +210,8 @@ class Usage:
 
     def line(self, name: str, options: Iterable[Option] = ()) -> str:
         """Return the usage line of the command with this name, with further options."""
-        words = (one.usage for one in self.arguments)
-        own = (f"[{one.usage}]" for one in (*self.options, *options))
+        words = (argument.usage for argument in self.arguments)
+        own = (f"[{option.usage}]" for option in (*self.options, *options))
         return " ".join(filter(None, ("mptrain", name, self.switch, *words, *own)))
 
 
@@ -262,9 +262,9 @@ class Command:
         """Usage lines; the first one has the options that only some commands have."""
         first, *more = self.usages
         if self.name == "train":  # the word can be left out
-            return (self.form, *(one.line("") for one in more))
-        own = [one for one in self.options if one not in FOLDERS]
-        return (first.line(self.name, own), *(one.line(self.name) for one in more))
+            return (self.form, *(usage.line("") for usage in more))
+        own = [option for option in self.options if option not in FOLDERS]
+        return (first.line(self.name, own), *(usage.line(self.name) for usage in more))
 
     @property
     def first(self) -> Argument:
@@ -279,17 +279,17 @@ class Command:
     @property
     def reads_input(self) -> bool:
         """True if the argument ``-`` stands for standard input."""
-        return any("-" in one.value.split("|") for usage in self.usages for one in usage.arguments)
+        return any("-" in argument.value.split("|") for usage in self.usages for argument in usage.arguments)
 
     @property
     def takes_overrides(self) -> bool:
         """True if some arguments are overrides, at least ``extensions.allow=PACKAGES``."""
-        return any(one.key for usage in self.usages for one in usage.arguments)
+        return any(argument.key for usage in self.usages for argument in usage.arguments)
 
     @property
     def takes_keys(self) -> bool:
         """True if some arguments are ``KEY=VALUE`` with any key."""
-        return any(one.key == ANY_KEY for usage in self.usages for one in usage.arguments)
+        return any(argument.key == ANY_KEY for usage in self.usages for argument in usage.arguments)
 
     @property
     def composes(self) -> bool:
@@ -304,8 +304,8 @@ class Command:
     @property
     def most(self) -> float:
         """Largest number of arguments besides ``KEY=VALUE``."""
-        named = [[one for one in usage.arguments if not one.key] for usage in self.usages]
-        return max(math.inf if any(one.repeats for one in some) else len(some) for some in named)
+        named = [[argument for argument in usage.arguments if not argument.key] for usage in self.usages]
+        return max(math.inf if any(argument.repeats for argument in some) else len(some) for some in named)
 
 
 _Run = TypeVar("_Run", bound=Callable[["Namespace"], int | Outcome])
@@ -344,17 +344,17 @@ def read_options(options: Sequence[Option], words: Sequence[str]) -> tuple[Names
     from argparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for one in options:
-        if one.value:
-            default, action = ([], "append") if one.many else (one.default, "store")
-            parser.add_argument(one.name, type=one.parse, default=default, action=action)
+    for opt in options:
+        if opt.value:
+            default, action = ([], "append") if opt.many else (opt.default, "store")
+            parser.add_argument(opt.name, type=opt.parse, default=default, action=action)
         else:
-            action = "store_false" if one.undoes else "store_true"
-            parser.add_argument(one.name, dest=one.undoes or None, default=False, action=action)
+            action = "store_false" if opt.undoes else "store_true"
+            parser.add_argument(opt.name, dest=opt.undoes or None, default=False, action=action)
     try:
         return parser.parse_known_args(_spelled_out(options, words))
     except ArgumentError as error:
-        option = next(one for one in options if one.name == error.argument_name)
+        option = next(option for option in options if option.name == error.argument_name)
         raise option.refusal("needs a value" if option.value else "takes no value") from error
 
 
@@ -363,7 +363,7 @@ def _spelled_out(options: Sequence[Option], words: Sequence[str]) -> list[str]:
 
     These are the values of options that need none, and negative numbers such as ``-1e-3``.
     """
-    names = {name: one for one in options for name in (one.name, one.short) if name}
+    names = {name: option for option in options for name in (option.name, option.short) if name}
     spelled, is_taken = [], False
     for word, following in zip(words, [*words[1:], "-"], strict=False):
         if is_taken:
@@ -379,7 +379,7 @@ def _spelled_out(options: Sequence[Option], words: Sequence[str]) -> list[str]:
     return spelled
 
 
-def place(word: str) -> Path:
+def named_folder(word: str) -> Path:
     """Return the folder that an argument names: a path, or else the name of a run under ``outputs``.
 
     Args:
@@ -389,7 +389,7 @@ def place(word: str) -> Path:
     return named if named.is_dir() and not path.exists() else path
 
 
-def place_of(run: str, overrides: Sequence[str]) -> str:
+def run_folder(run: str, overrides: Sequence[str]) -> str:
     """Return the directory of an existing run that the user named, without importing torch.
 
     Args:
@@ -405,11 +405,11 @@ def place_of(run: str, overrides: Sequence[str]) -> str:
     return str(find_run(run, expanded(root.strip("'\""))).root)
 
 
-def place_or_last(word: str) -> Path:
-    """Return the folder that an argument names, as `place`, or for ``last`` that of the run that was started last."""
+def named_folder_or_last(word: str) -> Path:
+    """Return the folder that an argument names, as `named_folder`, or for ``last`` that of the run started last."""
     from mptrain.runlog.directory import last_run
 
-    return last_run(Path("outputs")).root if word == "last" else place(word)
+    return last_run(Path("outputs")).root if word == "last" else named_folder(word)
 
 
 def composed(arguments: Namespace) -> Config:

@@ -54,7 +54,7 @@ def parse(command: Command, words: Sequence[str]) -> Namespace:
                 value = rest.pop(0)
             guess = _guess(word, value or "VALUE", command)
             problems.append(Problem(f"unknown option '{word}'", _option_hint(word, guess, command)))
-            meant += [one for one in guess.split() if "=" in one and value and ", " not in guess]
+            meant += [override for override in guess.split() if "=" in override and value and ", " not in guess]
         elif command.takes_overrides and _is_override(word, command, arguments.words):
             arguments.overrides.append(word)
         elif command.composes and arguments.overrides:  # a new configuration, so no run follows
@@ -75,7 +75,7 @@ def parse(command: Command, words: Sequence[str]) -> Namespace:
 
 def command_first(words: list[str]) -> list[str]:
     """Return the command line with the command in front, if training options precede it: ``--jobs 2 compare ...``."""
-    names = {name for one in TRAINING for name in (one.name, one.short) if name}
+    names = {name for option in TRAINING for name in (option.name, option.short) if name}
     if words and words[0].partition("=")[0] in names:
         rest = read_options(TRAINING, words)[1]
         if rest and rest[0] in COMMANDS:
@@ -155,7 +155,7 @@ def _is_key(word: str) -> bool:
 
 def _is_place(word: str) -> bool:
     """Return whether a word with ``=`` exists; sweeps name the folders and log files of runs after overrides."""
-    return any(os.path.exists(place) for place in (word, os.path.join("outputs", word)))  # noqa: PTH110, PTH118
+    return any(os.path.exists(path) for path in (word, os.path.join("outputs", word)))  # noqa: PTH110, PTH118
 
 
 def _is_override(word: str, command: Command, before: Sequence[str]) -> bool:
@@ -191,7 +191,7 @@ def _guess(word: str, value: str, command: Command) -> str:
     catalogue = Catalogue([configs_folder()])
     flag, equals, _ = word.partition("=")
     name = flag.lstrip("-")
-    known = {one.name: one for one in (*command.options, *GENERAL)}
+    known = {option.name: option for option in (*command.options, *GENERAL)}
     like = known.get(did_you_mean(flag, known))
     another = not flag.startswith("--") or (like and (like.value or not equals)) or _commands_with(flag)
     return guess_word(name, value, catalogue, exact=True) or ("" if another else guess_word(name, value, catalogue))
@@ -200,7 +200,7 @@ def _guess(word: str, value: str, command: Command) -> str:
 def _option_hint(word: str, guess: str, command: Command) -> str:
     """Return the hint for an unknown option, given the override that it probably means."""
     flag = word.partition("=")[0]
-    options = [one.name for one in (*command.options, *GENERAL)]
+    options = [option.name for option in (*command.options, *GENERAL)]
     if flag in ("--version", "-v", "-V"):
         return "use it alone: mptrain --version" if flag != "-v" else "did you mean --version?"
     if flag in _INSTEAD:
@@ -209,7 +209,7 @@ def _option_hint(word: str, guess: str, command: Command) -> str:
         return f"did you mean mptrain {word.removeprefix('--')}?"
     if guess:
         return f"did you mean {guess}? KEY=VALUE takes no leading dashes"
-    own = ", ".join(one.name for one in command.options)
+    own = ", ".join(option.name for option in command.options)
     listed = f"options of {command.name} are {own}" if own else f"{command.name} has no options"
     if others := _commands_with(flag):
         return f"{flag} is an option of {', '.join(others)}; {listed}"
@@ -221,7 +221,9 @@ def _option_hint(word: str, guess: str, command: Command) -> str:
 def _commands_with(flag: str) -> list[str]:
     """Return the names of the commands that have an option."""
     return [
-        name for name, one in COMMANDS.items() if any(flag in (option.name, option.short) for option in one.options)
+        name
+        for name, command in COMMANDS.items()
+        if any(flag in (option.name, option.short) for option in command.options)
     ]
 
 

@@ -36,9 +36,9 @@ from mptrain.cli.command import (
     Usage,
     command,
     composed,
-    place,
-    place_of,
+    named_folder,
     positive_number,
+    run_folder,
     whole_number,
 )
 from mptrain.parallel.torchrun import refuse_torchrun
@@ -103,12 +103,12 @@ def _resume(arguments: Namespace) -> int:
     from mptrain.runlog.sweeps import is_sweep
 
     study = shelves.find("study")
-    if study is None and is_sweep(place(run)):
+    if study is None and is_sweep(named_folder(run)):
         raise shelves.missing("study", f"{run}, a sweep,")
     code: int | None = study.resumed(arguments) if study else None
     if code is not None:
         return code
-    run = place_of(run, overrides)  # a run that does not exist is said before torch is imported
+    run = run_folder(run, overrides)  # a run that does not exist is said before torch is imported
     from mptrain.cli.train import resume
 
     return resume(run, overrides)
@@ -131,7 +131,7 @@ def _eval(arguments: Namespace) -> Outcome:
     RUN is its directory, or last for the run that was started last. Keys such as device or precision.eval can be
     changed for the evaluation.
     """
-    run = place_of(arguments.words[0], arguments.overrides)
+    run = run_folder(arguments.words[0], arguments.overrides)
     from mptrain.cli.train import evaluate
 
     which = "best" if arguments.best else "last"
@@ -310,5 +310,5 @@ def _help(arguments: Namespace) -> int:
 
 shelves.load_all()
 
-#: Commands by name, in the order of the help.
-COMMANDS: dict[str, Command] = {name: ENTERED[name] for name in shelves.COMMANDS if name in ENTERED}
+#: Commands by name, in the order of the help; a command that `shelves.COMMANDS` does not name raises a ValueError here.
+COMMANDS: dict[str, Command] = {name: ENTERED[name] for name in sorted(ENTERED, key=shelves.COMMANDS.index)}

@@ -71,11 +71,11 @@ class Overrides:
         prefix = sign[0] if sign else ""
         name, equals, value = current[len(prefix) :].partition("=")
         if equals:
-            for found in self._values(name, value):
-                yield Candidate(f"{prefix}{name}={found.text}", found.about)
+            for candidate in self._values(name, value):
+                yield Candidate(f"{prefix}{name}={candidate.text}", candidate.about)
             return
-        for found in self._names(name, "" if prefix == "~" else "="):
-            yield Candidate(prefix + found.text, found.about)
+        for candidate in self._names(name, "" if prefix == "~" else "="):
+            yield Candidate(prefix + candidate.text, candidate.about)
 
     def _names(self, typed: str, end: str) -> Iterator[Candidate]:
         """Yield groups, and keys up to their next dot."""
@@ -115,9 +115,9 @@ class Overrides:
         others = self._catalogue.groups.get(name.partition(".")[0], {}).values()
         known = [*([chosen] if chosen else []), *(e for option in others for e in option.entries if e.key == name)]
         for entry in (*known, *(e for e in self._catalogue.root_entries() if e.key == name)):
-            found = _LISTED.search(entry.comment)
-            if found:
-                return found[0].split("|")
+            match = _LISTED.search(entry.comment)
+            if match:
+                return match[0].split("|")
             if entry.value in ("true", "false"):
                 return ["true", "false"]
             if entry.value == "null" or re.search(r"\bnull\b", entry.comment):
@@ -133,13 +133,15 @@ class Overrides:
     def _entries(self) -> dict[str, Entry]:
         """Keys of the chosen options, by dotted name; the first entry with a comment takes precedence."""
         options = self._chosen()
-        others = self._catalogue.root_entries() if self._saved is None else self._kept({one.group for one in options})
-        found: dict[str, Entry] = {}
+        others = (
+            self._catalogue.root_entries() if self._saved is None else self._kept({option.group for option in options})
+        )
+        entries: dict[str, Entry] = {}
         for entry in (*others, *(entry for option in options for entry in option.entries)):
-            known = found.get(entry.key)
+            known = entries.get(entry.key)
             if not _HIDDEN.search(entry.key):
-                found[entry.key] = entry if known is None or not known.comment else known
-        return found
+                entries[entry.key] = entry if known is None or not known.comment else known
+        return entries
 
     def _kept(self, replaced: set[str]) -> list[Entry]:
         """Return the keys of the saved run, without those of groups that the line replaces."""
@@ -155,8 +157,8 @@ class Overrides:
         words = [word.lstrip("+").partition("=") for word in self._before]
         asked = {name: value.split(",") for name, equals, value in words if equals and name in groups}
         defaults = {group: [name] for group, name in self._catalogue.defaults.items() if name and not self._saved}
-        found = defaults | asked
-        rest = [(group, name) for group in asked | defaults for name in found[group]]
+        selection = defaults | asked
+        rest = [(group, name) for group in asked | defaults for name in selection[group]]
         followed = set(rest)
         while rest:
             group, name = rest.pop(0)
@@ -164,12 +166,12 @@ class Overrides:
             for match in filter(None, map(_CHOOSES.match, option.lines if option else ())):
                 chosen = match["group"], match["option"]
                 if match["group"] not in asked and chosen not in followed:
-                    found[match["group"]] = [match["option"]]
+                    selection[match["group"]] = [match["option"]]
                     followed.add(chosen)
                     rest.append(chosen)
         return [
             groups[group][name]
-            for group, names in found.items()
+            for group, names in selection.items()
             for name in dict.fromkeys(names)
             if name in groups.get(group, {})
         ]
@@ -183,9 +185,9 @@ def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
         folders_only: Whether to leave out files.
     """
     folder, slash, start = typed.rpartition("/")
-    place = expanded(folder + slash) if folder or slash else Path()
+    directory = expanded(folder + slash) if folder or slash else Path()
     try:
-        inside = sorted(place.iterdir())
+        inside = sorted(directory.iterdir())
     except OSError:
         return
     for path in inside:
@@ -254,15 +256,15 @@ def query(words: Sequence[str], commands: Mapping[str, Command]) -> int:
         raise UsageError(f"there is no completion for '{shell}'", f"supported shells are {', '.join(SHELLS)}")
     if shell == "bash":  # readline replaces only the text after the last = or :
         line = split(rest[0], rest[1])
-        rest = [one.text[line.kept :] for one in answers(line.words[1:], line.current, commands)]
-        found = [text for text in rest if _ALIVE.isdisjoint(text)] if line.quote else [*map(escaped, rest)]
+        rest = [candidate.text[line.kept :] for candidate in answers(line.words[1:], line.current, commands)]
+        completions = [text for text in rest if _ALIVE.isdisjoint(text)] if line.quote else [*map(escaped, rest)]
     else:
         before, current = rest[:-1], rest[-1]
         if shell == "fish":
-            place = len(rest) - 1 - rest[::-1].index("--")
-            before, current = rest[:place], split("".join(rest[place + 1 :]), "").current
-        found = [f"{one.text}\t{one.about}" for one in answers(before, current, commands)]
-    print("".join(f"{one}\n" for one in found), end="")
+            index = len(rest) - 1 - rest[::-1].index("--")
+            before, current = rest[:index], split("".join(rest[index + 1 :]), "").current
+        completions = [f"{candidate.text}\t{candidate.about}" for candidate in answers(before, current, commands)]
+    print("".join(f"{completion}\n" for completion in completions), end="")
     return EXIT_OK
 
 
@@ -329,12 +331,19 @@ def answers(before: Sequence[str], current: str, commands: Mapping[str, Command]
         commands: All commands by name.
     """
     try:
-        found = list(_Words(before, commands).candidates(current))
+        candidates = list(_Words(before, commands).candidates(current))
     except (MptrainError, OSError):  # a damaged run or installation; completion cannot print errors
         return []
-    fitting = [one for one in dict.fromkeys(found) if one.text.startswith(current) and one.text.isprintable()]
+    fitting = [
+        candidate
+        for candidate in dict.fromkeys(candidates)
+        if candidate.text.startswith(current) and candidate.text.isprintable()
+    ]
     # Lines and tabs part the answers to the shell.
-    return [Candidate(one.text, "".join(c if c.isprintable() else " " for c in one.about)) for one in fitting]
+    return [
+        Candidate(candidate.text, "".join(c if c.isprintable() else " " for c in candidate.about))
+        for candidate in fitting
+    ]
 
 
 class _Words:
@@ -342,8 +351,13 @@ class _Words:
 
     def __init__(self, before: Sequence[str], commands: Mapping[str, Command]) -> None:
         self.commands = commands
-        valued = {one.name: one for command in commands.values() for one in command.options if one.value}
-        self.valued = {name: one for one in valued.values() for name in (one.name, one.short) if name and not one.alone}
+        valued = {option.name: option for command in commands.values() for option in command.options if option.value}
+        self.valued = {
+            name: option
+            for option in valued.values()
+            for name in (option.name, option.short)
+            if name and not option.alone
+        }
         self.awaited = self.valued.get(before[-1]) if before else None  # option whose value is being typed
         self.options, rest = read_options(tuple(valued.values()), before[:-1] if self.awaited else before)
         plain = [word for word in rest if not word.startswith("-")]
@@ -358,8 +372,8 @@ class _Words:
         if self.awaited is not None:
             yield from self._values(self.awaited, current)
         elif equals and name in self.valued:
-            for found in self._values(self.valued[name], value):
-                yield Candidate(f"{name}={found.text}", found.about)
+            for candidate in self._values(self.valued[name], value):
+                yield Candidate(f"{name}={candidate.text}", candidate.about)
         elif current.startswith("-"):
             yield from self._names()
         else:
@@ -376,14 +390,14 @@ class _Words:
                 first, has_run = others[0], False
             elif not self.taken:
                 yield from Overrides(self._catalogue(), self.taken, None).candidates(current)
-        place = len(self.taken)
-        argument = first[min(place, len(first) - 1)]
+        position = len(self.taken)
+        argument = first[min(position, len(first) - 1)]
         if argument.key and self.command.takes_keys:
             saved = _saved(self.taken[0]) if has_run else None
-            for found in Overrides(self._catalogue(), self.taken, saved).candidates(current):
-                if self.command.name != "replay" or found.text.startswith(_REPLAYED):
-                    yield found
-        elif not argument.key and (place < len(first) or argument.repeats):
+            for candidate in Overrides(self._catalogue(), self.taken, saved).candidates(current):
+                if self.command.name != "replay" or candidate.text.startswith(_REPLAYED):
+                    yield candidate
+        elif not argument.key and (position < len(first) or argument.repeats):
             yield from self._of_value(argument.value, current)
 
     def _values(self, option: Option, current: str) -> Iterator[Candidate]:
@@ -409,7 +423,9 @@ class _Words:
                 case "GROUP/OPTION":
                     for group, options in self._catalogue().groups.items():
                         if current.startswith(f"{group}/"):
-                            yield from (Candidate(f"{group}/{one.name}", one.summary) for one in options.values())
+                            yield from (
+                                Candidate(f"{group}/{option.name}", option.summary) for option in options.values()
+                            )
                         else:
                             yield Candidate(f"{group}/", self._catalogue().comment(group))
                 case "COMMAND":
@@ -445,7 +461,7 @@ def _recipes() -> Iterator[Candidate]:
     """Yield the recipes included in mptrain, with their titles."""
     for path in sorted(recipes_folder().glob("*/recipe.yaml")):
         entries = ConfigOption("recipes", path.parent.name, path).entries
-        yield Candidate(path.parent.name, next((one.value for one in entries if one.key == "recipes.title"), ""))
+        yield Candidate(path.parent.name, next((entry.value for entry in entries if entry.key == "recipes.title"), ""))
 
 
 def _runs(typed: str) -> Iterator[Candidate]:
@@ -460,11 +476,11 @@ def _runs(typed: str) -> Iterator[Candidate]:
 
 def _newest_with(name: str, typed: str) -> Iterator[Candidate]:
     """Yield the outermost folders under ``outputs`` that contain a file of that name, newest first."""
-    found = []
+    folders = []
     for folder, children, files in os.walk("outputs"):
         if name in files:
             children.clear()
-            found.append(folder)
+            folders.append(folder)
         children[:] = [child for child in children if not child.startswith(".")]
-    found.sort(key=lambda folder: Path(folder).stat().st_mtime, reverse=True)
-    yield from (Candidate(folder) for folder in found[:_MOST_RUNS] if folder.startswith(typed))
+    folders.sort(key=lambda folder: Path(folder).stat().st_mtime, reverse=True)
+    yield from (Candidate(folder) for folder in folders[:_MOST_RUNS] if folder.startswith(typed))

@@ -81,11 +81,11 @@ def print_help(commands: Mapping[str, Command], topics: Sequence[str], config_di
     if not topics:
         print(_whole_help(commands, catalogue, width))
         return EXIT_OK
-    found = {word: _topic(word, commands, catalogue, width) for word in topics}
-    unknown = (word for word, text in found.items() if not text)
-    if problems := [Problem(f"there is no help on '{one}'", _nearest(one, commands, catalogue)) for one in unknown]:
+    texts = {word: _topic(word, commands, catalogue, width) for word in topics}
+    unknown = (word for word, text in texts.items() if not text)
+    if problems := [Problem(f"there is no help on '{word}'", _nearest(word, commands, catalogue)) for word in unknown]:
         raise ConfigError(problems)
-    print("\n\n".join(found.values()))
+    print("\n\n".join(texts.values()))
     return EXIT_OK
 
 
@@ -119,18 +119,20 @@ def _topic(word: str, commands: Mapping[str, Command], catalogue: Catalogue, wid
     ]
     if not rows and "." in word:  # a key of a section that is null
         section, _, key = word.rpartition(".")
-        rows = [in_short(one) for one in catalogue.root_entries() if one.key == section and f"{key}:" in one.comment]
+        rows = [
+            in_short(entry) for entry in catalogue.root_entries() if entry.key == section and f"{key}:" in entry.comment
+        ]
     return "\n".join(columns(rows, width)) if rows else ""
 
 
 def _json_help(commands: Mapping[str, Command], width: int) -> str:
-    rows = [(name, str(SCHEMAS / f"{name}.json")) for name, one in commands.items() if JSON in one.options]
+    rows = [(name, str(SCHEMAS / f"{name}.json")) for name, command in commands.items() if JSON in command.options]
     text = f"mptrain {'|'.join(name for name, _ in rows)} --json {_JSON}"
     return "\n".join([textwrap.fill(text, width), *columns(rows, width)])
 
 
 def _option_rows(options: Iterable[Option]) -> list[tuple[str, str]]:
-    return [(", ".join(filter(None, [one.short, one.usage])), one.about) for one in options]
+    return [(", ".join(filter(None, [option.short, option.usage])), option.about) for option in options]
 
 
 def _is_called(entry: Entry, word: str) -> bool:

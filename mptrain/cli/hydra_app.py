@@ -51,16 +51,16 @@ def show(arguments: Namespace) -> int:
     composer = Composer(arguments.config_dir, arguments.config_name)
     composer.require_keys(arguments.overrides)
     handlers, level = logging.root.handlers[:], logging.root.level
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), composer.opened() as search:
+        with contextlib.redirect_stderr(stderr), composer.opened() as search:
             _answer(arguments, composer.name, [*_QUIET, *arguments.overrides, *search])
     except COMPOSITION_ERRORS as error:
         if isinstance(error, BrokenPipeError):
             raise
         raise ConfigError(first_line(error)) from error
     except SystemExit as leaving:  # raised by show_cfg if the package does not exist
-        raise UsageError(said.getvalue().strip().rpartition("\n")[2]) from leaving
+        raise UsageError(stderr.getvalue().strip().rpartition("\n")[2]) from leaving
     finally:
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)

@@ -51,8 +51,8 @@ def list_groups(arguments: Namespace) -> int:
     else:
         known = [*catalogue.groups, "recipes"]
         hint = suggest(name, known, f"groups are {', '.join(known)}")
-        if found := catalogue.options(name):
-            group = found[0].group
+        if options := catalogue.options(name):
+            group = options[0].group
             hint = f"{name} is an option of {group}: write mptrain list {group} or mptrain help {name}"
         raise UsageError(f"there is no group '{name}'", hint)
     return EXIT_OK
@@ -103,7 +103,9 @@ def option_text(catalogue: Catalogue, option: Option) -> str:
     for text in filter(None, (option.summary, *_known(option))):
         lines += _wrapped(without_control_characters(text), _width(), "  ")
     hidden = ("_target_", "model.defaults.")
-    shown = [one for one in option.entries if not (one.key.endswith(hidden[0]) or one.key.startswith(hidden[1]))]
+    shown = [
+        entry for entry in option.entries if not (entry.key.endswith(hidden[0]) or entry.key.startswith(hidden[1]))
+    ]
     return "\n".join([*lines, *_rows(map(in_short, shown))])
 
 
@@ -205,8 +207,8 @@ def copy_files(arguments: Namespace) -> int:
         say(f"copied {folder / name}\nedit it, then: {shlex.join(['mptrain', 'reproduce', str(folder / name)])}")
         return EXIT_OK
     catalogue = Catalogue([configs_folder()])
-    found = catalogue.groups.get(group, {}).get(option)
-    if found is None:
+    original = catalogue.groups.get(group, {}).get(option)
+    if original is None:
         raise UsageError(
             f"there is no {f'option {source}' if group else f'recipe {source}'}", _near(source, catalogue, recipes)
         )
@@ -217,7 +219,7 @@ def copy_files(arguments: Namespace) -> int:
         )
     folder = Path(*words[1:] or [CONFIGS])
     path = folder / group / f"{name}.yaml"
-    _copy(found.path, path, words[0], renamed=_renamed(found, name))
+    _copy(original.path, path, words[0], renamed=_renamed(original, name))
     command = shlex.join(["mptrain", "--config-dir", str(folder), f"{group}={name}"])
     say(f"copied {path}\nedit it, then: {command}")
     return EXIT_OK
@@ -261,6 +263,10 @@ def _near(source: str, catalogue: Catalogue, recipes: Sequence[str]) -> str:
     near = near_names(source, recipes)
     if not near or catalogue.options(name):
         options = dict.fromkeys(option for options in catalogue.groups.values() for option in options)
-        near = [f"{one.group}/{one.name}" for close in near_names(name, options) for one in catalogue.options(close)]
+        near = [
+            f"{option.group}/{option.name}"
+            for close in near_names(name, options)
+            for option in catalogue.options(close)
+        ]
     more = "mptrain list shows groups and options, and mptrain list recipes the recipes"
     return f"did you mean {either(near)}?" if near else more

@@ -178,7 +178,7 @@ def say(text: str, *, styled: bool = False) -> None:
     for line in text.split("\n"):
         parts = _STYLES.split(line) if styled else [line]
         lines.append(
-            "".join(part if place % 2 else without_control_characters(part, mask) for place, part in enumerate(parts))
+            "".join(part if index % 2 else without_control_characters(part, mask) for index, part in enumerate(parts))
         )
     with writing():
         print("\n".join(lines), flush=True)

@@ -146,7 +146,7 @@ def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tu
         (0, "epoch", f"{record.epoch}{of}"),
         *([(0, "learner", printable(record.learner))] if len(seen.learners) > 1 else []),
         (0, "train loss", f"{record.train_loss:.4f}"),
-        *((2 if title == "val loss" else 3 * place, title, value) for place, (title, value) in enumerate(metrics)),
+        *((2 if title == "val loss" else 3 * index, title, value) for index, (title, value) in enumerate(metrics)),
         (1, "lr", f"{record.lr:.3g}"),
         (1, "loss scale", words.digits(record.loss_scale)),
         (1, "skipped", str(record.skipped)),

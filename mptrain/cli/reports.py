@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from mptrain import shelves
 from mptrain.cli.answer import Answer, Data
-from mptrain.cli.command import Outcome, place_or_last
+from mptrain.cli.command import Outcome, named_folder_or_last
 from mptrain.cli.messages import say
 from mptrain.report.html_and_markdown import ReportFiles, write_report
 from mptrain.report.run_blocks import OpenedRun, open_with_history
@@ -54,7 +54,7 @@ def report_folders(arguments: Namespace) -> Outcome:
 
 
 def _write(arguments: Namespace) -> Iterator[tuple[Path, ReportFiles]]:
-    folders = list(dict.fromkeys(map(place_or_last, arguments.words)))
+    folders = list(dict.fromkeys(map(named_folder_or_last, arguments.words)))
     if arguments.together and (arguments.follow or len(folders) < 2):
         raise UsageError(
             "--together takes two runs or more, and no --follow", "write mptrain report RUN RUN --together"
@@ -151,11 +151,11 @@ class Run(Data):
     def opened(cls, run: OpenedRun) -> Self:
         """Return the data of a run that was opened for a report."""
         history, learners = run.history, {}
-        for name, one in history.learners.items():
-            found, path = history.overflows.get(name, Overflows()), one.scale_path()
-            named = dict(found.worst(len(found.offenders)))
+        for name, learner in history.learners.items():
+            overflows, path = history.overflows.get(name, Overflows()), learner.scale_path()
+            named = dict(overflows.worst(len(overflows.offenders)))
             learners[name] = Learner.of(
-                one, skipped=one.refused, loss_scale=path, overflows=found.counts, tensors=named
+                learner, skipped=learner.refused, loss_scale=path, overflows=overflows.counts, tensors=named
             )
         own = {"learners": learners, "killed": run.dead, "watched": run.is_watched, "summary": run.run.summary}
         kept = {"overflows": history.overflow_rows.kept(), "events": history.occurrences.kept()}

@@ -50,8 +50,8 @@ def list_runs(arguments: Namespace) -> Outcome:
     if arguments.yes and not arguments.prune:
         raise UsageError("--yes confirms --prune", "add --prune, or remove it")
     folder = expanded(next(iter(arguments.words), "outputs"))
-    found, notes = find_runs(folder)
-    runs = ordered(filtered(found, arguments.filter), arguments.sort or "started")
+    all_runs, notes = find_runs(folder)
+    runs = ordered(filtered(all_runs, arguments.filter), arguments.sort or "started")
     notes += sort_notes(runs, arguments.sort)
     shown = [f"only runs with {', '.join(arguments.filter)}"] if arguments.filter else []
     if arguments.prune:
@@ -66,7 +66,7 @@ def list_runs(arguments: Namespace) -> Outcome:
         if files:
             say(f"{files.html}\n{files.md}")
             return
-        none = Text(f"there is no run in {folder}{' that fits' if found else ''}")
+        none = Text(f"there is no run in {folder}{' that fits' if all_runs else ''}")
         print_blocks(runs_table(runs, arguments.sort) if runs else none, Bullets(tuple(notes)))
 
     return Outcome(EXIT_OK, show, lambda: _answer(runs, notes))
@@ -122,7 +122,7 @@ def _agreed(what: str) -> bool:
 def _answer(runs: Sequence[FoundRun], notes: Sequence[str], removed: Sequence[str] = ()) -> Answer:
     from mptrain.cli.answer import RunsAnswer
 
-    return RunsAnswer.found(runs, notes, removed)
+    return RunsAnswer.from_runs(runs, notes, removed)
 
 
 #: Name of a folder that is being removed; it is hidden, so that it is no run any more.
@@ -174,14 +174,14 @@ def remove_run(run: Run, folder: Path) -> None:
 def _runs_inside(root: Path) -> Path | None:
     """Return a run or sweep below a run directory, whose own folders hold none; None if there is none."""
     for folder, _, files in os.walk(root):
-        place = Path(folder)
-        if place != root and not {RunPaths(place).run_json.name, SweepPaths(place).json.name}.isdisjoint(files):
-            return place
+        path = Path(folder)
+        if path != root and not {RunPaths(path).run_json.name, SweepPaths(path).json.name}.isdisjoint(files):
+            return path
     return None
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what removals that were killed have left below a folder."""
-    for place, children, _ in os.walk(folder):
+    for parent, children, _ in os.walk(folder):
         for child in filter(_GONE.fullmatch, children):
-            shutil.rmtree(Path(place, child), ignore_errors=True)
+            shutil.rmtree(Path(parent, child), ignore_errors=True)

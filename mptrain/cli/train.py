@@ -86,37 +86,46 @@ def evaluate(
     """
     evaluation = evaluate_run(run, overrides, which, average=average, by_classes=by_class)
 
-    found = evaluation.by_class
+    per_class = evaluation.by_class
 
     def show() -> None:
         _say_evaluation(evaluation, which)  # first, because the page may not be writable
-        if found:
+        if per_class:
             from mptrain.cli.blocks import print_blocks
             from mptrain.report.run_page import class_table
 
-            page = _write_by_class(evaluation.root, found)
-            print_blocks(class_table(found.class_names, found.confusion))
+            page = _write_by_class(evaluation.root, per_class)
+            print_blocks(class_table(per_class.class_names, per_class.confusion))
             say(f"by_class={page}")
 
     def data() -> Answer:
         from mptrain.cli.answer import EvalAnswer
 
-        page = _write_by_class(evaluation.root, found) if found else None
+        page = _write_by_class(evaluation.root, per_class) if per_class else None
         return EvalAnswer.evaluated(evaluation, which, page)
 
     return command.Outcome(EXIT_OK, show, data)
 
 
-def _write_by_class(root: Path, found: ByClass) -> Path:
+def _write_by_class(root: Path, by_class: ByClass) -> Path:
     from mptrain.report.html_and_markdown import write_page
     from mptrain.report.run_page import by_class_page
 
-    mistakes = [(one.sample, one.true, one.said, one.probability, one.text) for one in found.mistakes]
+    mistakes = [
+        (mistake.sample, mistake.true, mistake.predicted, mistake.probability, mistake.text)
+        for mistake in by_class.mistakes
+    ]
     page = by_class_page(
-        root.name, found.split, found.class_names, found.confusion, found.not_finite, mistakes, found.pictures
+        root.name,
+        by_class.split,
+        by_class.class_names,
+        by_class.confusion,
+        by_class.not_finite,
+        mistakes,
+        by_class.pictures,
     )
-    if found.pictures:
-        write_atomically(root / "by-class-mistakes.png", found.pictures, durable=False)
+    if by_class.pictures:
+        write_atomically(root / "by-class-mistakes.png", by_class.pictures, durable=False)
     return write_page(page, root, root / "by-class.html", root / "by-class.md").html
 
 

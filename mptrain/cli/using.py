@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from mptrain.cli.command import place_of
+from mptrain.cli.command import run_folder
 from mptrain.cli.messages import print_rows, say, warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import is_allow_override, search_path
@@ -107,8 +107,10 @@ def _call(done: Export) -> str:
     """Return the call that constructs the model, including the arguments that depend on the data."""
     model = done.config.model
     card: dict[str, Any] = read_object(done.data) if done.data.exists() else {}
-    told = {name: card[name] for name in parameters(model.resolve())[0] if name in card and name not in model.arguments}
-    arguments = ", ".join(f"{name}={value!r}" for name, value in {**model.arguments, **told}.items())
+    facts = {
+        name: card[name] for name in parameters(model.resolve())[0] if name in card and name not in model.arguments
+    }
+    arguments = ", ".join(f"{name}={value!r}" for name, value in {**model.arguments, **facts}.items())
     return f"{model.path}({arguments})"
 
 
@@ -147,7 +149,7 @@ def predict(arguments: Namespace) -> int:
         MptrainError: The run cannot predict, or an input does not exist.
     """
     run, *words = arguments.words
-    run = place_of(run, arguments.overrides)
+    run = run_folder(run, arguments.overrides)
     if not words:
         raise UsageError("predict needs inputs", "name files or folders, or - for lines of standard input")
     which: Literal["last", "best"] = "best" if arguments.best else "last"
@@ -165,22 +167,26 @@ def predict(arguments: Namespace) -> int:
         inputs = _lines(words, unread) if files is None else [path for path, _ in files]
         answers = stack.enter_context(contextlib.closing(loaded.predict(inputs)))
         failed = total = 0
-        for total, one in enumerate(_with_progress(answers, files), 1):
-            answer = {name: value for name, value in one.answer.items() if name != "picture"}
-            if folder is not None and not one.error:
+        for total, prediction in enumerate(_with_progress(answers, files), 1):
+            answer = {name: value for name, value in prediction.answer.items() if name != "picture"}
+            if folder is not None and not prediction.error:
                 assert files is not None
-                answer["file"] = str(_draw(one, folder / files[total - 1][1].with_suffix(".png")))
-            if one.error:
+                answer["file"] = str(_draw(prediction, folder / files[total - 1][1].with_suffix(".png")))
+            if prediction.error:
                 failed += 1
                 if not arguments.jsonl:
-                    warn([f"{elided(one.given, 200)}: {one.error}"])
+                    warn([f"{elided(prediction.given, 200)}: {prediction.error}"])
                     continue
             if arguments.jsonl:
-                told = {"error": one.error, "remark": one.remark}
-                fields = {"input": one.given, **answer, **{name: text for name, text in told.items() if text}}
+                messages = {"error": prediction.error, "remark": prediction.remark}
+                fields = {
+                    "input": prediction.given,
+                    **answer,
+                    **{name: text for name, text in messages.items() if text},
+                }
                 say(as_json(fields))
             else:
-                say(f"{elided(one.given, _WIDTH):<{_WIDTH}}  {_in_words(answer)}")
+                say(f"{elided(prediction.given, _WIDTH):<{_WIDTH}}  {_in_words(answer)}")
         if folder is not None:
             (folder / _UNFINISHED).unlink(missing_ok=True)
     warn(unread)
@@ -193,30 +199,30 @@ def predict(arguments: Namespace) -> int:
 def _files(words: Sequence[str], source: NewInputs, output: str | None) -> list[tuple[str, PurePath]]:
     """Return the files in their order, each with its path below the argument; raise DataError if there is none."""
     written = None if output is None else expanded(output).absolute()  # by this command, when it was killed
-    found: list[tuple[str, PurePath]] = []
+    files: list[tuple[str, PurePath]] = []
     problems = []
     for word in words:
         if word == "-":
             lines = [os.fsdecode(line.strip(b"\r\n")) for line in sys.stdin.buffer if line.strip()]
             problems += [f"{line} is no file" for line in lines if not PurePath(line).name]
-            found += [(line, PurePath(PurePath(line).name)) for line in lines]
+            files += [(line, PurePath(PurePath(line).name)) for line in lines]
             continue
-        place = expanded(word)
-        if os.path.isdir(place):  # noqa: PTH112 (Path.is_dir raises for names that no file can have)
-            inside = files_below(place, tuple(source.suffixes), special=True)
-            if written != place.absolute():
+        path = expanded(word)
+        if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for names that no file can have)
+            inside = files_below(path, tuple(source.suffixes), special=True)
+            if written != path.absolute():
                 inside = [file for file in inside if written not in file.absolute().parents]
-            found += [(str(file), file.relative_to(place)) for file in inside]
+            files += [(str(file), file.relative_to(path)) for file in inside]
             if not inside:
-                problems.append(f"no file in {place} ends in {', '.join(sorted(source.suffixes))}")
+                problems.append(f"no file in {path} ends in {', '.join(sorted(source.suffixes))}")
         else:
-            found.append((str(place), PurePath(place.name)))
-    paths = [path for path, _ in found]
+            files.append((str(path), PurePath(path.name)))
+    paths = [path for path, _ in files]
     if not problems and not any(map(os.path.exists, paths)):  # of a name that no file can have it is False
         problems = [f"there is no {path}" for path in paths] or ["standard input names no file"]
     if problems:
         raise DataError(listed(problems, 5, "; "), "check the paths")
-    return found
+    return files
 
 
 def _lines(words: Sequence[str], unread: list[str]) -> Iterator[str]:
@@ -244,8 +250,8 @@ def lines_of(word: str) -> Iterator[str]:
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
     empty = True
-    for place, line in enumerate(lines, 1):
-        text = line.decode("utf-8-sig" if place == 1 else "utf-8", "surrogateescape").rstrip("\r\n")
+    for line_number, line in enumerate(lines, 1):
+        text = line.decode("utf-8-sig" if line_number == 1 else "utf-8", "surrogateescape").rstrip("\r\n")
         if text.strip():  # a blank line is no text
             empty = False
             yield text
@@ -270,7 +276,7 @@ def _in_words(answer: Mapping[str, Any]) -> str:
     if "class" in answer:
         return f"{answer['class'] or 'not finite'}  {number(answer['probability'])}"
     if "objects" in answer:
-        objects = [f"{one['class']} {number(one['score'])}" for one in answer["objects"]]
+        objects = [f"{detection['class']} {number(detection['score'])}" for detection in answer["objects"]]
         return listed(objects, 8) if objects else "no objects"
     if "loss" in answer:
         return f"perplexity {number(answer['perplexity'])}  {plain(answer.get('continuation', ''))}"
@@ -296,8 +302,8 @@ def _output(arguments: Namespace, source: NewInputs, files: Sequence[tuple[str, 
     require_outside_runs(folder)
     same = [arguments.words[0], arguments.overrides, arguments.best, arguments.raw, [given for given, _ in files]]
     command, marker = hashlib.sha256(json.dumps(same).encode()).hexdigest(), folder / _UNFINISHED
-    for place in {folder, *(folder / name.parent for _, name in files)}:
-        remove_drafts(place)
+    for directory in {folder, *(folder / name.parent for _, name in files)}:
+        remove_drafts(directory)
     if folder.is_dir() and any(folder.iterdir()) and not (marker.is_file() and read_text(marker) == command):
         raise UsageError(f"--output {folder} is not empty", "choose a new folder")
     with storage_errors(folder, "create"):
@@ -306,15 +312,15 @@ def _output(arguments: Namespace, source: NewInputs, files: Sequence[tuple[str, 
     return folder
 
 
-def _draw(one: Prediction, file: Path) -> Path:
+def _draw(prediction: Prediction, file: Path) -> Path:
     """Write the picture that is the answer, or the input with the answer drawn into it."""
     from PIL import Image
 
-    if one.picture is not None:
-        pixels = one.picture.permute(1, 2, 0).squeeze(2).numpy()
+    if prediction.picture is not None:
+        pixels = prediction.picture.permute(1, 2, 0).squeeze(2).numpy()
         picture = Image.fromarray(pixels)
     else:
-        picture = _annotated(one)
+        picture = _annotated(prediction)
     picture.save(content := io.BytesIO(), format="PNG")
     with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -322,23 +328,23 @@ def _draw(one: Prediction, file: Path) -> Path:
     return file
 
 
-def _annotated(one: Prediction) -> Image:
+def _annotated(prediction: Prediction) -> Image:
     """Return the picture of an input with its class, or its objects and their boxes, small ones enlarged."""
     from PIL import ImageDraw, ImageFont
 
-    picture = read_picture(one.given, 3, Faults("skip"))
+    picture = read_picture(prediction.given, 3, Faults("skip"))
     by = max(1, _SMALLEST // max(picture.size))
     picture = picture.resize((picture.width * by, picture.height * by), 0)
     side = min(picture.size)
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default(max(12, side // 25))
-    whole = {"class": one.answer.get("class"), "score": one.answer.get("probability"), "box": None}
-    for found in one.answer.get("objects", [whole]):
-        place = (0.0, 0.0)
-        if found["box"] is not None:
-            box = [edge * by for edge in found["box"]]
+    whole = {"class": prediction.answer.get("class"), "score": prediction.answer.get("probability"), "box": None}
+    for detection in prediction.answer.get("objects", [whole]):
+        corner = (0.0, 0.0)
+        if detection["box"] is not None:
+            box = [edge * by for edge in detection["box"]]
             pen.rectangle(box, outline=_INK, width=max(2, side // 200))
-            place = (max(0.0, box[0]), max(0.0, box[1]))
-        text = f"{found['class'] or 'not finite'} {number(found['score'])}"
-        pen.rectangle(pen.textbbox(place, text, font), fill=_INK)
-        pen.text(place, text, (255, 255, 255), font)
+            corner = (max(0.0, box[0]), max(0.0, box[1]))
+        text = f"{detection['class'] or 'not finite'} {number(detection['score'])}"
+        pen.rectangle(pen.textbbox(corner, text, font), fill=_INK)
+        pen.text(corner, text, (255, 255, 255), font)
     return picture

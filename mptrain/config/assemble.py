@@ -71,8 +71,8 @@ def assemble(
             Target(path, {}, sections["extensions"].allow).resolve()
         except ConfigError as error:
             problems += error.problems
-    targets = {name: dataclasses.replace(one, fetch=tuple(fetch.get(name, ()))) for name, one in targets.items()}
-    weights, told = _take_weights(targets, problems), _take_facts(targets, problems)
+    targets = {name: dataclasses.replace(target, fetch=tuple(fetch.get(name, ()))) for name, target in targets.items()}
+    weights, facts = _take_weights(targets, problems), _take_facts(targets, problems)
     freeze = _take_freeze(targets, problems)
     if not problems or _touches_targets(words):  # otherwise a mistyped key is reported only after importing torch
         typed = {word.key_or_group for word in words.values}
@@ -95,8 +95,8 @@ def assemble(
         model_options["weights"] = str(weights)
     if freeze:
         model_options["freeze"] = list(freeze)
-    if told is not None:
-        model_options["facts"] = told
+    if facts is not None:
+        model_options["facts"] = facts
     whole = _whole_tree(general, targets, {**sections, "learners": learner_nodes}, model_options, chosen)
     if unreadable := list(_interpolations(whole)):
         raise ConfigError(unreadable)
@@ -131,14 +131,14 @@ def wrong_words(
 
 def _target_paths(node: DictConfig) -> dict[str, str]:
     """Return the ``_target_`` of each group where it is a plain string."""
-    found = {}
+    paths = {}
     for group in TARGET_GROUPS:
         part = node._get_node(group) if group in node else None
         target = part._get_node("_target_") if isinstance(part, DictConfig) and "_target_" in part else None
         path = target._value() if target is not None else None
         if isinstance(path, str):
-            found[group] = path
-    return found
+            paths[group] = path
+    return paths
 
 
 def resolve(node: Any, key: str, problems: list[Problem]) -> Any:

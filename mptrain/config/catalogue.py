@@ -93,19 +93,19 @@ class Option:
     @cached_property
     def facts(self) -> dict[str, str]:
         """Lines ``Size:``, ``Needs:`` and ``Tasks:`` of the comment at the top of the file, by lower-case name."""
-        found: dict[str, str] = {}
+        facts: dict[str, str] = {}
         for line in self.lines:
             if not line.startswith("#"):
                 break
             if match := _FACT.match(line):
-                found[match["name"].lower()] = match["words"].rstrip(". ")
-        return found
+                facts[match["name"].lower()] = match["words"].rstrip(". ")
+        return facts
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
         """Names of the tasks that a data set or a model is for, from its comment or else its defaults list."""
-        if said := self.facts.get("tasks", ""):
-            return tuple(said.split(", "))
+        if tasks := self.facts.get("tasks", ""):
+            return tuple(tasks.split(", "))
         return tuple(match["option"] for line in self.lines if (match := _TASK.match(line)))
 
     @cached_property

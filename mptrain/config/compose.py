@@ -55,10 +55,10 @@ def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, a
     if typed:  # an invalid value is reported when the section is checked
         node[_SECTION] = {_NAME: typed[-1] if _packages(typed[-1]) is not None else []}
         return
-    said = _of_tree(node)
-    packages = _packages(said)
+    from_files = _of_tree(node)
+    packages = _packages(from_files)
     if packages is None or not set(packages) <= set(allow):
-        raise ConfigError(untrusted_code(where, packages if packages is not None else [show(said)]))
+        raise ConfigError(untrusted_code(where, packages if packages is not None else [show(from_files)]))
 
 
 def untrusted_code(where: str, packages: Sequence[str], line: str = "") -> Problem:
@@ -103,12 +103,12 @@ def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple
 
     If ``ours``, the user chose one of mptrain's data sets, which may download as their files say.
     """
-    found: dict[str, dict[str, None]] = {"dataset": {"download": None} if ours else {}, "model": {}}
+    arguments: dict[str, dict[str, None]] = {"dataset": {"download": None} if ours else {}, "model": {}}
     for word in words.values:
         group, _, name = word.key_or_group.partition(".")
-        if group in found and name and not word.is_delete():
-            found[group][name] = None
-    return {group: tuple(names) for group, names in found.items()}
+        if group in arguments and name and not word.is_delete():
+            arguments[group][name] = None
+    return {group: tuple(names) for group, names in arguments.items()}
 
 
 def allowed_downloads(config: Config) -> dict[str, tuple[str, ...]]:
@@ -126,15 +126,15 @@ def allowed_packages(words: Iterable[str]) -> list[str]:
 
     Other keys are ignored, and an unreadable override is returned as it is.
     """
-    found: list[str] = []
+    allowed: list[str] = []
     for word in words:
         override, _ = parse(word)
         key = word.partition("=")[0].lstrip("+~") if override is None else override.key_or_group
         if key.split(".")[0] != _SECTION:
             continue
         packages = None if override is None else _packages(_given(override))
-        found += [word] if packages is None else packages
-    return list(dict.fromkeys(found))
+        allowed += [word] if packages is None else packages
+    return list(dict.fromkeys(allowed))
 
 
 def _given(word: Override) -> Any:
@@ -355,15 +355,15 @@ class Composer:
             return problem
         if isinstance(error, YAMLError):  # Hydra's loader is stricter, for example about duplicate keys
             mark = getattr(error, "problem_mark", None)
-            place = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+            location = f"{mark.name}, line {mark.line + 1}: " if mark else ""
             return Problem(
-                f"{place}{getattr(error, 'problem', None) or first_line(error)}", "correct that file" if mark else ""
+                f"{location}{getattr(error, 'problem', None) or first_line(error)}", "correct that file" if mark else ""
             )
         if words.hydra:
             return Problem(first_line(error), f"check {', '.join(map(show, words.hydra))}")
-        if found := re.match(r"(?:In '(?P<file>[^']+)': )?Could not override '(?P<group>[^'@]+)(?P<at>@)?", str(error)):
-            group, file = found["group"], found["file"]
-            if file and found["at"]:  # the group was looked for inside the package of the file
+        if match := re.match(r"(?:In '(?P<file>[^']+)': )?Could not override '(?P<group>[^'@]+)(?P<at>@)?", str(error)):
+            group, file = match["group"], match["file"]
+            if file and match["at"]:  # the group was looked for inside the package of the file
                 own_group = file.partition("/")[0]
                 hint = f"begin {file}.yaml with '# @package _global_', and write its own keys below '{own_group}:'"
                 return Problem(f"{file}.yaml cannot override the option of {group}", hint)
@@ -392,21 +392,21 @@ class Composer:
         if path.is_relative_to(configs_folder()):
             return
         try:
-            places = OmegaConf.select(OmegaConf.load(path), "hydra.searchpath")
+            urls = OmegaConf.select(OmegaConf.load(path), "hydra.searchpath")
         except OmegaConfBaseException as error:
             raise ConfigError(find_unreadable([path]) or f"{path}: {first_line(error)}") from error
         except COMPOSITION_ERRORS:  # reported by compose
             return
-        if places is not None:
+        if urls is not None:
             raise ConfigError(f"{path}: 'hydra.searchpath' is set by mptrain", "add a folder with --config-dir DIR")
 
     @contextmanager
     def opened(self) -> Iterator[list[str]]:
         """Initialise Hydra in a context, and yield the overrides that make it search all of the composer's folders."""
         first, *others = self._folders
-        places = ",".join(f"'file://{folder}'" for folder in others)
+        urls = ",".join(f"'file://{folder}'" for folder in others)
         with initialize_config_dir(str(first), version_base="1.3"):
-            yield [f"hydra.searchpath=[{places}]"] if places else []
+            yield [f"hydra.searchpath=[{urls}]"] if urls else []
 
     def _merge(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
         """Merge the chosen files with Hydra; return copies of the tree and of the map from group to option."""

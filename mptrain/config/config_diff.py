@@ -100,12 +100,12 @@ def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMP
     Both are resolved configurations as YAML text. Keys and sections in ``ignoring`` are left out; by default the seed,
     and keys that do not change the training.
     """
-    one, other = flat_settings(left), flat_settings(right)
-    keys = [*one, *(key for key in other if key not in one)]
+    base, other = flat_settings(left), flat_settings(right)
+    keys = [*base, *(key for key in other if key not in base)]
     return {
-        key: (one.get(key, ABSENT), other.get(key, ABSENT))
+        key: (base.get(key, ABSENT), other.get(key, ABSENT))
         for key in keys
-        if one.get(key, ABSENT) != other.get(key, ABSENT) and not is_below(key, ignoring)
+        if base.get(key, ABSENT) != other.get(key, ABSENT) and not is_below(key, ignoring)
     }
 
 
@@ -125,10 +125,10 @@ def chosen_options(yaml: str) -> dict[str, str]:
 def as_number(value: str) -> float | None:
     """Return the finite number that a text contains, such as the value of an override; None for any other text."""
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
         return None
-    return found if abs(found) < float("inf") else None
+    return number if abs(number) < float("inf") else None
 
 
 def short_label(words: Mapping[str, str], *, whole_keys: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Reading of ``--launcher``: a YAML file, or the name of an executor, that says where the jobs of a sweep run.
+"""Reading of ``--launcher``: ``slurm``, or a YAML file that says what the jobs of a sweep ask Slurm for.
 
 The file may be untrusted, and submitit writes its values into a shell script. So only the keys below are accepted. None
 of them is a command (submitit's ``setup``, ``python`` and ``srun_args`` are), and a text value cannot contain a blank,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import StringConstraints
 
@@ -18,8 +18,6 @@ from mptrain.config.value_checks import check_section
 from mptrain.config.yaml_files import find_unreadable, read_yaml
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt, RangeDescription
-
-Executor = Literal["slurm", "local"]
 
 Word = Annotated[
     str,
@@ -36,22 +34,21 @@ _COMMANDS = ("setup", "teardown", "python", "srun_args", "additional_parameters"
 
 @dataclass(frozen=True)
 class LauncherFile:
-    """Content of a launcher file: executor of a sweep's jobs (Slurm or local processes), and the resources of each job.
+    """Content of a launcher file: the resources of each job of a sweep.
 
     The attributes from ``partition`` to ``comment`` are options of ``sbatch``.
 
     Attributes:
-        executor: ``slurm``, or ``local`` for processes on this machine, to test a launcher.
+        executor: ``slurm``, the only one.
         timeout_min: Time limit in minutes; an unfinished job saves a checkpoint, is queued again and resumes.
         signal_delay_s: Seconds before the time limit at which a job starts to save.
         mem_gb: Memory in gigabytes; None uses Slurm's default.
         cpus_per_task: Number of CPU cores; None uses Slurm's default.
-        at_once: Largest number of jobs queued at a time, which ``--jobs N`` overrides; None means all, or
-            one with ``local``.
+        at_once: Largest number of jobs queued at a time, which ``--jobs N`` overrides; None means all.
         job_name: Name that ``squeue`` shows.
     """
 
-    executor: Executor = "slurm"
+    executor: Literal["slurm"] = "slurm"
     timeout_min: PositiveInt = 60
     signal_delay_s: PositiveInt = 120
     mem_gb: PositiveFloat | None = None
@@ -71,24 +68,18 @@ class LauncherFile:
 
 @dataclass(frozen=True)
 class Launcher(LauncherFile):
-    """Executor of a sweep's jobs and the resources of each job, with ``word``, the value of ``--launcher``."""
+    """Resources of each job of a sweep, with ``word``, the value of ``--launcher``."""
 
     word: str = ""
 
 
-def is_elsewhere(launcher: Launcher | None) -> bool:
-    """Return whether a sweep's jobs run on other machines, whose devices are not known here."""
-    return launcher is not None and launcher.executor != "local"
-
-
 def read_launcher(word: str) -> Launcher:
-    """Return what ``--launcher`` names: ``slurm`` or ``local`` with the defaults, or the content of a YAML file."""
-    if word in get_args(Executor):
-        return _made({"executor": word}, "--launcher")
+    """Return what ``--launcher`` names: ``slurm`` with the defaults, or the content of a YAML file."""
+    if word == "slurm":
+        return Launcher()
     path = Path(word)
     if not path.exists():
-        hint = f"name a YAML file, or one of {', '.join(get_args(Executor))}"
-        raise ConfigError(f"--launcher {word}: there is no such file", hint)
+        raise ConfigError(f"--launcher {word}: there is no such file", "name a YAML file, or slurm")
     with contextlib.suppress(OSError):  # reported below
         if (size := path.stat().st_size) > _LARGEST:
             raise ConfigError(
@@ -103,7 +94,7 @@ def read_launcher(word: str) -> Launcher:
     return _made(tree, str(path))
 
 
-def _made(tree: dict[str, Any], place: str) -> Launcher:
+def _made(tree: dict[str, Any], source: str) -> Launcher:
     hint = "a launcher runs no commands: set up the environment first, jobs inherit it"
     problems = [Problem(f"unknown key '{key}'", hint) for key in _COMMANDS if key in tree]
     keys = {key: value for key, value in tree.items() if key not in _COMMANDS}
@@ -112,5 +103,5 @@ def _made(tree: dict[str, Any], place: str) -> Launcher:
         what = f"signal_delay_s: {made.signal_delay_s} seconds is not less than timeout_min"
         problems.append(Problem(what, "write a larger timeout_min"))
     if problems:
-        raise ConfigError([Problem(f"{place}: {problem.what}", problem.hint) for problem in problems])
+        raise ConfigError([Problem(f"{source}: {problem.what}", problem.hint) for problem in problems])
     return Launcher(**vars(made))

@@ -31,27 +31,28 @@ _PACKAGES = ("torch.optim", "timm.optim")
 _OPTIMIZER_FINDERS = (torch_optimizer, timm_optimizer)
 
 
-def check_optimizer(target: Target, place: str) -> Target:
+def check_optimizer(target: Target, target_key: str) -> Target:
     """Check the keys of an optimizer, and return its target with converted arguments and the optimizer as ``instance``.
 
-    The target has all its keys as arguments. ``place`` is its key, such as ``learners.generator.optimizer``.
+    The target has all its keys as arguments. ``target_key`` is its key, such as ``learners.generator.optimizer``.
     """
     problems: list[Problem] = []
-    found = target.resolve()
-    adapted = found in _OPTIMIZER_FINDERS or "params" in parameters(found)[0]
+    kind = target.resolve()
+    adapted = kind in _OPTIMIZER_FINDERS or "params" in parameters(kind)[0]
     if not adapted and is_allowed(target.path, _PACKAGES):
         raise ConfigError(f"{target.path} is no optimizer: it takes no params", "name a class that does")
     apart = {key: value for key, value in target.arguments.items() if key in GROUP_KEYS}
-    grouping = _grouping(place, apart, problems)
+    grouping = _grouping(target_key, apart, problems)
     alone = dataclasses.replace(target, arguments={k: v for k, v in target.arguments.items() if k not in apart})
     try:
-        checked = _check_adapted(alone, place) if adapted else alone.check(place)
+        checked = _check_adapted(alone, target_key) if adapted else alone.check(target_key)
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
     if isinstance(checked.instance, TorchRule) and not checked.instance.decays:
         problems += [
             Problem(
-                f"{place}.groups.{index}.weight_decay={group.weight_decay}: {checked.instance.name} has no weight decay"
+                f"{target_key}.groups.{index}.weight_decay={group.weight_decay}: "
+                f"{checked.instance.name} has no weight decay"
             )
             for index, group in enumerate(grouping.get("groups", ()))
             if isinstance(group, ParameterGroup) and group.weight_decay
@@ -61,25 +62,27 @@ def check_optimizer(target: Target, place: str) -> Target:
     return dataclasses.replace(checked, options=grouping)
 
 
-def _check_adapted(target: Target, place: str) -> Target:
+def _check_adapted(target: Target, target_key: str) -> Target:
     """Check an optimizer with torch's interface; its arguments are those that its class accepts."""
     problems: list[Problem] = []
     arguments = dict(target.arguments)
     kind, implied = target.resolve(), dict[str, Any]()
     every = arguments.pop("decay_norms_and_biases", None) or False
-    check_field(f"{place}.decay_norms_and_biases", every, bool, problems)
+    check_field(f"{target_key}.decay_norms_and_biases", every, bool, problems)
     path, allow = target.path, target.allow
     if kind in _OPTIMIZER_FINDERS:
         name = arguments.pop("name", "")
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"{place}.name={show(name)}: must be the name of an optimizer", f"set {place}.name=AdamW")
+            raise ConfigError(
+                f"{target_key}.name={show(name)}: must be the name of an optimizer", f"set {target_key}.name=AdamW"
+            )
         kind, implied = kind(name)
         path, allow = public_name(kind), _PACKAGES
     elif "name" not in parameters(kind)[0]:
         arguments.pop("name", None)
     given = {key: value for key, value in arguments.items() if value is not None or key not in ("lr", "weight_decay")}
     try:
-        given = dict(Target(path, given, allow).check(place).arguments)
+        given = dict(Target(path, given, allow).check(target_key).arguments)
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
     if problems:
@@ -90,56 +93,58 @@ def _check_adapted(target: Target, place: str) -> Target:
     return dataclasses.replace(target, arguments={**target.arguments, **given}, instance=rule)
 
 
-def _grouping(place: str, keys: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+def _grouping(target_key: str, keys: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """Check ``groups`` and ``layer_decay``; return those that are set."""
-    found: dict[str, Any] = {}
+    grouping: dict[str, Any] = {}
     groups, decay = keys.get("groups"), keys.get("layer_decay")
     if groups not in (None, [], ()):
         entries = list(groups) if isinstance(groups, Sequence) and not isinstance(groups, str) else [groups]
-        made = [_group(f"{place}.groups.{index}", entry, problems) for index, entry in enumerate(entries)]
-        found["groups"] = tuple(made)
+        made = [_group(f"{target_key}.groups.{index}", entry, problems) for index, entry in enumerate(entries)]
+        grouping["groups"] = tuple(made)
     if decay is not None:
-        found["layer_decay"] = check_field(f"{place}.layer_decay", decay, LayerDecay, problems)
-    return found
+        grouping["layer_decay"] = check_field(f"{target_key}.layer_decay", decay, LayerDecay, problems)
+    return grouping
 
 
-def _group(place: str, entry: Any, problems: list[Problem]) -> Any:
+def _group(key: str, entry: Any, problems: list[Problem]) -> Any:
     if isinstance(entry, ParameterGroup) or entry is UNRESOLVED:  # of a learner that shares it
         return entry
-    return check_section(place, entry, ParameterGroup, problems)
+    return check_section(key, entry, ParameterGroup, problems)
 
 
 #: Functions that find a class by its name, and the package that it is in.
 _SCHEDULE_FINDERS = {torch_scheduler: "torch.optim.lr_scheduler", timm_scheduler: "timm.scheduler"}
 
 
-def check_schedule(target: Target, place: str) -> Target:
+def check_schedule(target: Target, target_key: str) -> Target:
     """Check the keys of a schedule, and return its target with converted arguments.
 
     The target has all its keys as arguments. If it has a parameter ``optimizer``, it makes a scheduler
-    with the interface of torch or timm; otherwise it makes a schedule of mptrain. ``place`` is its key,
+    with the interface of torch or timm; otherwise it makes a schedule of mptrain. ``target_key`` is its key,
     such as ``learners.generator.schedule``.
     """
-    found, arguments = target.resolve(), dict(target.arguments)
+    kind, arguments = target.resolve(), dict(target.arguments)
     stepped = target
-    if package := _SCHEDULE_FINDERS.get(found):
+    if package := _SCHEDULE_FINDERS.get(kind):
         name = arguments.pop("name", "")
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"{place}.name={show(name)}: must be the name of a scheduler", f"set {place}.name=StepLR")
-        found = found(name)
+            raise ConfigError(
+                f"{target_key}.name={show(name)}: must be the name of a scheduler", f"set {target_key}.name=StepLR"
+            )
+        kind = kind(name)
         stepped = dataclasses.replace(target, path=f"{package}.{name}", allow=(package,))
-    accepted, _ = parameters(found)
+    accepted, _ = parameters(kind)
     if "optimizer" not in accepted:
-        return target.check(place)
-    refuse_scheduler(found)
+        return target.check(target_key)
+    refuse_scheduler(kind)
     problems: list[Problem] = []
     interval = arguments["interval"] if "interval" in accepted else arguments.pop("interval", "update")
-    interval = check_field(f"{place}.interval", interval, Literal["update", "epoch"], problems)
+    interval = check_field(f"{target_key}.interval", interval, Literal["update", "epoch"], problems)
     if arguments.get("cycle_momentum"):
-        what = f"{place}.cycle_momentum={show(arguments['cycle_momentum'])}: mptrain keeps the momentum constant"
+        what = f"{target_key}.cycle_momentum={show(arguments['cycle_momentum'])}: mptrain keeps the momentum constant"
         problems.append(Problem(what, "leave it out: the learning rate is cycled without it"))
     try:
-        stepped = dataclasses.replace(stepped, arguments=arguments).check(place)
+        stepped = dataclasses.replace(stepped, arguments=arguments).check(target_key)
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
     if problems:
@@ -185,8 +190,8 @@ def _stepped(target: Target, accepted: set[str], interval: Any) -> SteppedSchedu
 def schedule_notes(config: Config, objectives: Iterable[Objective], planned: int) -> tuple[str, ...]:
     """Return notes for the user about schedules, each once: arguments that mptrain sets, and a warm-up without end."""
     schedules = [build_schedule(config.for_learner(objective.learner).schedule) for objective in objectives]
-    notes = [note for one in schedules for note in getattr(one, "notes", ())]
-    for warmup in {getattr(one, "warmup", 0) for one in schedules}:
+    notes = [note for schedule in schedules for note in getattr(schedule, "notes", ())]
+    for warmup in {getattr(schedule, "warmup", 0) for schedule in schedules}:
         if isinstance(warmup, int) and warmup > planned:
             notes.append(f"schedule.warmup={warmup} is longer than the {planned} planned updates: the rate only rises")
     return tuple(dict.fromkeys(notes))

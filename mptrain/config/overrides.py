@@ -160,7 +160,7 @@ def _readable(word: str) -> str:
 
 def quoted(text: str) -> str:
     """Quote a text as a value in Hydra's override grammar, where a backslash is an escape only before a quote."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", r"\'"), text) + "'"
 
 
 #: Characters that are allowed only in quoted values, with their names.
@@ -170,8 +170,8 @@ _IN_QUOTES = {"'": "a single quote", '"': "a double quote", "\n": "a line end", 
 def _unquoted(word: str) -> Problem | None:
     """Return the problem of a plain text that Hydra can read only in quotes; None if quotes are not the reason."""
     key, _, value = word.partition("=")
-    found = [name for letter, name in _IN_QUOTES.items() if letter in value]
-    if not found or set(value) & set("[]{}()") or value[0] in "'\"":
+    characters = [name for letter, name in _IN_QUOTES.items() if letter in value]
+    if not characters or set(value) & set("[]{}()") or value[0] in "'\"":
         return None
     written = quoted(value)
     try:
@@ -179,7 +179,7 @@ def _unquoted(word: str) -> Problem | None:
     except HydraException:
         fits = False
     hint = f"set {shlex.quote(f'{key}={written}')}" if fits and value.isprintable() else "choose a value without it"
-    return Problem(f"'{show(word)}' cannot be read: a value with {found[0]} must be in quotes", hint)
+    return Problem(f"'{show(word)}' cannot be read: a value with {characters[0]} must be in quotes", hint)
 
 
 def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
@@ -329,8 +329,8 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         return Problem(f"unknown key '{key}'", f"did you mean {guess}={show(override.value())}?")
     if (override.is_add() or override.is_force_add()) and open_ended and isinstance(lookup(tree, parent), dict):
         return None
-    places = [key[: match.start()] for match in re.finditer(r"\.", key)]
-    if open_ended and any(lookup(tree, place) == {} for place in places[1:]):  # such as model.arguments
+    ancestors = [key[: match.start()] for match in re.finditer(r"\.", key)]
+    if open_ended and any(lookup(tree, ancestor) == {} for ancestor in ancestors[1:]):  # such as model.arguments
         return None
     return unknown_key(key, override.value(), tree, catalogue)
 
@@ -435,7 +435,7 @@ def known_keys(tree: Mapping[str, Any], key: str) -> Iterator[str]:
     yield f"learners.{name}.clip_norm"
     for group in LEARNER_GROUPS:
         yield f"learners.{name}.{group}"
-        for argument in (*(tree.get(group) or {}), *(one.key.partition(".")[2] for one in SHARED.get(group, ()))):
+        for argument in (*(tree.get(group) or {}), *(entry.key.partition(".")[2] for entry in SHARED.get(group, ()))):
             yield f"learners.{name}.{group}.{argument}"
 
 

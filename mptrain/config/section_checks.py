@@ -142,11 +142,11 @@ def read_learners(
     return chosen
 
 
-def _merge(place: str, own: Any, shared: Target, problems: list[Problem]) -> Target:
+def _merge(target_key: str, own: Any, shared: Target, problems: list[Problem]) -> Target:
     if own is None:
         return shared
     if not isinstance(own, Mapping):
-        problems.append(Problem(f"{place}={show(own)}: must be a mapping of the keys that differ", _HINT))
+        problems.append(Problem(f"{target_key}={show(own)}: must be a mapping of the keys that differ", _HINT))
         return shared
     named = {"_target_": shared.path, **own}
     path = str(named["_target_"])
@@ -154,39 +154,39 @@ def _merge(place: str, own: Any, shared: Target, problems: list[Problem]) -> Tar
     if path == shared.path:
         arguments = {**shared.arguments, **shared.options, **arguments}
     try:
-        return check_target(Target(path, arguments, shared.allow), place)
+        return check_target(Target(path, arguments, shared.allow), target_key)
     except ConfigError as error:
         problems.extend(error.problems)
         return shared
 
 
-def check_target(target: Target, place: str, *, other_facts: bool = False) -> Target:
+def check_target(target: Target, target_key: str, *, other_facts: bool = False) -> Target:
     """Check the keys of a target, and return it with converted arguments; see `Target.check`.
 
     Args:
         target: The target as configured.
-        place: Its key in the configuration: a group, or ``learners.NAME.GROUP``.
+        target_key: Its key in the configuration: a group, or ``learners.NAME.GROUP``.
         other_facts: Whether the data set may supply unknown facts.
 
     Raises:
         ConfigError: With all problems found.
     """
-    group = place.rpartition(".")[2]
+    group = target_key.rpartition(".")[2]
     if group == "optimizer":
         from mptrain.config.learner_checks import check_optimizer  # imports torch, as optimizers do
 
-        return check_optimizer(target, place)
+        return check_optimizer(target, target_key)
     if group == "schedule":
         from mptrain.config.learner_checks import check_schedule  # imports torch, as schedulers do
 
-        return check_schedule(target, place)
-    return target.check(place, other_facts=other_facts)
+        return check_schedule(target, target_key)
+    return target.check(target_key, other_facts=other_facts)
 
 
-def _unknown(place: str, key: Any, known: Sequence[str]) -> Problem:
+def _unknown(prefix: str, key: Any, known: Sequence[str]) -> Problem:
     guess = did_you_mean(str(key), known)
-    hint = f"did you mean {place}.{guess}?" if guess else f"the keys are {', '.join(known)}"
-    return Problem(f"unknown key '{place}.{key}'", hint)
+    hint = f"did you mean {prefix}.{guess}?" if guess else f"the keys are {', '.join(known)}"
+    return Problem(f"unknown key '{prefix}.{key}'", hint)
 
 
 def keys_of(name: str, schema: type) -> Iterator[str]:

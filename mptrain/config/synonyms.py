@@ -244,7 +244,7 @@ def _registered(package: str, word: str) -> list[str]:
     if not name.isidentifier() or len(name) < 3:
         return []
     builder = re.compile(rf"^@register_model\b.*\n(?:@.*\n)*def ({name}\w*)\(", re.MULTILINE)
-    names = [found for text in _sources(package, "models/*.py") for found in builder.findall(text)]
+    names = [network for text in _sources(package, "models/*.py") for network in builder.findall(text)]
     return [name] if name in names else names
 
 
@@ -261,11 +261,11 @@ def optimizer_named(word: str) -> str:
     Args:
         word: Name of an optimizer; case and separators do not matter.
     """
-    places = {
+    sources = {
         "torch": ("optim/__init__.py", r"^from torch\.optim\.\w+ import ([A-Z]\w+) as"),
         "timm": ("optim/_optim_factory.py", r"^ +name='(\w+)',"),
     }
-    for package, (file, pattern) in places.items():
+    for package, (file, pattern) in sources.items():
         known = [name for text in _sources(package, file) for name in re.findall(pattern, text, re.MULTILINE)]
         if name := next((name for name in known if name != "Optimizer" and _plain(name) == _plain(word)), ""):
             return f"optimizer={package} optimizer.name={name}"

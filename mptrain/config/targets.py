@@ -1,10 +1,8 @@
 """Classes and functions that YAML names with ``_target_``: imports them from allowed packages alone, checks, calls.
 
 An untrusted YAML file therefore cannot run commands or write files, unless the user has allowed more packages. Only
-allowed paths are imported.
-
-A target is a public class or function, defined in a package that its group allows (`mptrain.config.targets`).
-Nothing is called before everything has been checked.
+allowed paths are imported. A target is a public class or function, defined in a package that its group allows
+(`PACKAGES`). Nothing is called before everything has been checked.
 """
 
 from __future__ import annotations

@@ -191,9 +191,9 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
     try:
         return validator(schema, "yaml").validate_python(dict(node))
     except ValidationError as error:
-        errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
-        found = [_problem(name, node, schema, one["loc"]) for one in errors]
-        problems += filter(None, dict.fromkeys(found))
+        errors = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
+        section_problems = [_problem(name, node, schema, detail["loc"]) for detail in errors]
+        problems += filter(None, dict.fromkeys(section_problems))
     except ConfigError as error:
         problems += error.problems
     return None
@@ -265,18 +265,18 @@ def read_mapping(tree: Mapping[Any, Any], schema: type[T]) -> T:
     try:
         return cast("T", validator(cast("Any", schema), "yaml").validate_python(dict(tree)))
     except ValidationError as error:
-        found = dict(reversed(list(_problems(error, schema))))  # the first problem of each place
-        raise ConfigError(list(reversed(found.values()))) from None
+        by_path = dict(reversed(list(_problems(error, schema))))  # the first problem of each place
+        raise ConfigError(list(reversed(by_path.values()))) from None
 
 
 def _problems(error: ValidationError, schema: type) -> Iterator[tuple[str, Problem]]:
     """Yield the path and the problem of each invalid entry; several for a value that fits no member of a union."""
-    for one in error.errors(include_url=False):
-        if not one["loc"]:
-            yield "", Problem(one["msg"])
+    for detail in error.errors(include_url=False):
+        if not detail["loc"]:
+            yield "", Problem(detail["msg"])
             continue
-        place, owner, annotation = _locate(one["loc"], schema)
-        yield place, _key_problem(one, place, owner, annotation)
+        path, owner, annotation = _locate(detail["loc"], schema)
+        yield path, _key_problem(detail, path, owner, annotation)
 
 
 def _locate(path: tuple[int | str, ...], schema: Any) -> tuple[str, Any, Any]:
@@ -300,21 +300,21 @@ def _bare(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _key_problem(error: ErrorDetails, place: str, owner: Any, annotation: Any) -> Problem:
-    name, prefix = place.rpartition(".")[2], place[: place.rfind(".") + 1]
+def _key_problem(error: ErrorDetails, path: str, owner: Any, annotation: Any) -> Problem:
+    name, prefix = path.rpartition(".")[2], path[: path.rfind(".") + 1]
     known = [field.name for field in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
     if error["type"] == "missing":
         metadata = next(field.metadata for field in dataclasses.fields(owner) if field.name == name)
-        return Problem(f"{place} is missing", metadata.get("add", f"add {name}:"))
+        return Problem(f"{path} is missing", metadata.get("add", f"add {name}:"))
     if error["type"] == "unexpected_keyword_argument":
         guess = did_you_mean(name, known)
         hint = f"did you mean {prefix}{guess}?" if guess else f"known keys: {', '.join(known)}"
-        return Problem(f"unknown key '{show(place)}'", hint)
+        return Problem(f"unknown key '{show(path)}'", hint)
     if isinstance(wrong := error.get("ctx", {}).get("error"), EntryError):
-        return Problem(f"{place}: {wrong}", wrong.hint)
+        return Problem(f"{path}: {wrong}", wrong.hint)
     value, base = error["input"], _bare(annotation)
     if dataclasses.is_dataclass(base):
         keys = ", ".join(field.name for field in dataclasses.fields(base))
-        return Problem(f"{place}: {show(value)} must be a mapping", f"its keys are {keys}")
-    hint = f"write {place}: [{show(value)}]" if get_origin(base) is tuple and isinstance(value, (str, int)) else ""
-    return Problem(f"{place}: {show(value)} must be {describe(annotation)}", hint)
+        return Problem(f"{path}: {show(value)} must be a mapping", f"its keys are {keys}")
+    hint = f"write {path}: [{show(value)}]" if get_origin(base) is tuple and isinstance(value, (str, int)) else ""
+    return Problem(f"{path}: {show(value)} must be {describe(annotation)}", hint)

@@ -60,9 +60,9 @@ def _read(path: Path) -> Problem | None:
         node = compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        location = f"{path}, line {mark.line + 1}" if mark else str(path)
         what = ": ".join(part for part in (error.context, error.problem) if part)
-        return Problem(f"{place} is not YAML: {what}", _hint(text, mark.line if mark else None))
+        return Problem(f"{location} is not YAML: {what}", _hint(text, mark.line if mark else None))
     except (YAMLError, ValueError, RecursionError) as error:
         return Problem(f"{path} is not YAML: {error}", "see the files that mptrain list names for the format")
     if node is not None and not isinstance(node, MappingNode):
@@ -100,10 +100,10 @@ def read_yaml(text: str) -> Any:
     try:
         if excess := _excess(text):
             raise ConfigError(excess, _SHORTEN)
-        found = yaml.load(text, Loader=_Loader)
-        found = {} if found is None else found
-        json.dumps(found, ensure_ascii=False, default=str).encode()
-        return found
+        tree = yaml.load(text, Loader=_Loader)
+        tree = {} if tree is None else tree
+        json.dumps(tree, ensure_ascii=False, default=str).encode()
+        return tree
     except ConfigError:
         raise
     except UnicodeEncodeError as error:

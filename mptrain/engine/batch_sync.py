@@ -132,11 +132,11 @@ class DistributedBatchSync(BatchSync):
     def _last_step(self) -> tuple[list[str], list[tuple[str, str]]]:
         """Return the modules whose weights the last step gathered, and kinds of the buffers that training reshaped."""
         reshaped = self._guard.lasting_reshaped.items()
-        return self._strategy.gathered, [(name, f"{one.numel()} of {one.dtype}") for name, one in reshaped]
+        return self._strategy.gathered, [(name, f"{buffer.numel()} of {buffer.dtype}") for name, buffer in reshaped]
 
     def _refuse_other_step(self) -> None:
         everyones = self._comm.all_gather_object(self._last_step())
-        rank, other = next((rank, one) for rank, one in enumerate(everyones) if one != everyones[0])
+        rank, other = next((rank, step) for rank, step in enumerate(everyones) if step != everyones[0])
         (modules, sizes), (own_modules, own_sizes) = everyones[0], other
         if sizes != own_sizes:
             name = min({*sizes} ^ {*own_sizes})[0]
@@ -146,7 +146,7 @@ class DistributedBatchSync(BatchSync):
                 "let it grow alike on all ranks, or register it with persistent=False, which keeps it for each rank",
             )
         pairs = itertools.zip_longest(modules, own_modules, fillvalue="no other module")
-        zero, name = next((one or "the model", own or "the model") for one, own in pairs if one != own)
+        zero, name = next((module or "the model", own or "the model") for module, own in pairs if module != own)
         raise ConfigError(
             f"in the last step rank 0 ran {zero} where rank {rank} ran {name}, and each was given weights of the "
             "other: what they learnt in it is wrong, and is not saved",

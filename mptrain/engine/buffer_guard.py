@@ -54,12 +54,12 @@ class _Scripted:
 
 
 class _Held(NamedTuple):
-    """Tensors of a model: its places, the guarded tensors, and sizes of the modules' mappings of buffers.
+    """Tensors of a model: its slots, the guarded tensors, and sizes of the modules' mappings of buffers.
 
     ``memory`` has the guarded tensors, each flattened in its own memory or alone as it is, with a copy of their values.
     """
 
-    places: list[_Place]
+    slots: list[_Place]
     guarded: list[Tensor]
     memory: list[tuple[list[Tensor], Tensor]]
     lasting: dict[str, Tensor]
@@ -109,8 +109,8 @@ class BufferGuard:
         self._frozen = [  # by place: FSDP2 exchanges the tensors
             (f"{path}.{name}".strip("."), module._parameters, name)
             for path, module in model.named_modules()
-            for name, one in module._parameters.items()
-            if one is not None and not one.requires_grad
+            for name, parameter in module._parameters.items()
+            if parameter is not None and not parameter.requires_grad
         ]
         self._undone = 0  # times that `unchanged` has increased the version of every guarded tensor
         self._before: _Held | None = None  # what it held at the snapshot, if a buffer has changed its shape since
@@ -122,12 +122,16 @@ class BufferGuard:
 
         With ``move``, buffers get contiguous memory of their own that can grow, which NumPy may have forbidden.
         """
-        places: list[_Place] = []
+        slots: list[_Place] = []
         sizes: list[tuple[dict[str, Tensor | None], int]] = []
         guarded: list[Tensor] = []
         lasting: dict[str, Tensor] = {}
-        held = {id(one): one for one in (*self._model.parameters(), *self._model.buffers()) if not is_sharded(one)}
-        shared = Counter(storage_key(one.untyped_storage()) for one in held.values())
+        held = {
+            id(tensor): tensor
+            for tensor in (*self._model.parameters(), *self._model.buffers())
+            if not is_sharded(tensor)
+        }
+        shared = Counter(storage_key(tensor.untyped_storage()) for tensor in held.values())
         by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         alone: list[Tensor] = []
         seen: dict[int, Tensor] = {}
@@ -147,7 +151,7 @@ class BufferGuard:
                         or not (kind == "_buffers" or full in self._followed)
                         or (is_shared and repeats(tensor))  # its memory is guarded with the tensor that it repeats
                     ):
-                        places.append(_Place(full, tensors, name, tensor, None))
+                        slots.append(_Place(full, tensors, name, tensor, None))
                         continue
                     if id(tensor) not in seen:
                         room = _flat(tensor.data)
@@ -162,17 +166,17 @@ class BufferGuard:
                             by_kind.setdefault((tensor.dtype, tensor.device), []).append(room)
                         if kind == "_parameters" or name not in module._non_persistent_buffers_set:
                             lasting.update({} if room is None else {full: room})
-                    places.append(_Place(full, tensors, name, tensor, seen[id(tensor)]))
-        rooms = [*by_kind.values(), *([one] for one in alone)]
-        return _Held(places, guarded, [(one, _joined(one).clone()) for one in rooms], lasting, sizes)
+                    slots.append(_Place(full, tensors, name, tensor, seen[id(tensor)]))
+        rooms = [*by_kind.values(), *([tensor] for tensor in alone)]
+        return _Held(slots, guarded, [(group, _joined(group).clone()) for group in rooms], lasting, sizes)
 
     def _hold(self, held: _Held) -> None:
         self._held = held
-        self._uses = Counter(id(place.tensor) for place in held.places)
+        self._uses = Counter(id(slot.tensor) for slot in held.slots)
         self._checks = [
-            (place, place.tensors, place.name, own, home is not None, *_whereabouts(home))
-            for place in held.places
-            for own, home in [(place.tensor, place.memory)]
+            (slot, slot.tensors, slot.name, own, home is not None, *_whereabouts(home))
+            for slot in held.slots
+            for own, home in [(slot.tensor, slot.memory)]
         ]
 
     @property
@@ -187,12 +191,12 @@ class BufferGuard:
         On all ranks it has the sizes of the last `agree`: memory that nobody reads stands in for a buffer that training
         has reshaped since.
         """
-        found = []
+        rooms = []
         for name, agreed in self._agreed.items():
             room = self._held.lasting.get(name)
             same = room is not None and (room.numel(), room.dtype) == (agreed.numel(), agreed.dtype)
-            found.append(room if room is not None and same else torch.empty_like(agreed))
-        return found
+            rooms.append(room if room is not None and same else torch.empty_like(agreed))
+        return rooms
 
     def agree(self) -> None:
         """Take notice that the buffers have equal sizes on all ranks now."""
@@ -219,12 +223,12 @@ class BufferGuard:
 
     def follow(self, names: Iterable[str]) -> None:
         """Guard parameters, the same on all ranks, like buffers from now on; all ranks get the values of rank 0."""
-        new = {place.path: place.tensor for place in self._held.places if place.memory is None}  # alike on all ranks
-        self._followed += (found := [name for name in names if new.get(name) is not None])
-        if found:
+        new = {slot.path: slot.tensor for slot in self._held.slots if slot.memory is None}  # alike on all ranks
+        self._followed += (added := [name for name in names if new.get(name) is not None])
+        if added:
             self._hold(self._gathered())
             self.agree()
-        for name in found:
+        for name in added:
             for masters in self.masters:
                 masters.follow(new[name])  # type: ignore[arg-type]
 
@@ -247,7 +251,9 @@ class BufferGuard:
         frozen one requires a gradient.
         """
         if thawed := [
-            full for full, own, name in self._frozen if (one := own.get(name)) is not None and one.requires_grad
+            full
+            for full, own, name in self._frozen
+            if (parameter := own.get(name)) is not None and parameter.requires_grad
         ]:
             self._frozen = []
             raise Thawed(
@@ -260,26 +266,26 @@ class BufferGuard:
         other = False
         for tensors, size in self._held.sizes:
             other |= len(tensors) != size
-        for place, tensors, name, tensor, guarded, address, shape in self._checks:
+        for slot, tensors, name, tensor, guarded, address, shape in self._checks:
             if tensors.get(name) is not tensor or (
                 guarded and (tensor.data_ptr() != address or tensor.shape != shape)  # type: ignore[union-attr]
             ):
-                other |= not self._taken_over(place)
+                other |= not self._taken_over(slot)
         if other:
-            before = {place.path: place.memory for place in self._held.places}
+            before = {slot.path: slot.memory for slot in self._held.slots}
             self._before = self._before or self._held
             self._hold(self._gathered())
             self.reshaped |= {
-                place.path
-                for place in self._held.places
-                if (now := place.memory) is not None
-                if (old := before.get(place.path)) is None or kind_of(old) != kind_of(now)
+                slot.path
+                for slot in self._held.slots
+                if (now := slot.memory) is not None
+                if (old := before.get(slot.path)) is None or kind_of(old) != kind_of(now)
             }
 
     @torch.no_grad()
-    def _taken_over(self, place: _Place) -> bool:
-        """Copy what a module holds in a place to its memory; return False for a buffer that does not fit there."""
-        path, tensors, name, tensor, memory = place
+    def _taken_over(self, slot: _Place) -> bool:
+        """Copy what a module holds in a slot to its memory; return False for a buffer that does not fit there."""
+        path, tensors, name, tensor, memory = slot
         current, home = tensors.get(name), tensor if memory is None else memory
         same = current is not None and home is not None and kind_of(current) == kind_of(home)
         fits = same and (current is tensor or self._uses[id(tensor)] == 1)
@@ -349,13 +355,13 @@ class BufferGuard:
         self.snapshot()
         held, reshaped, changed = self._held, set(self.reshaped), list[str]()
         owners = {"task": task, **dict(self._model.named_modules())}
-        private, attributes = list[str](), PrivateState(owners, [place.tensor for place in held.places])
-        parameters = _SavedParameters(held.places)
+        private, attributes = list[str](), PrivateState(owners, [slot.tensor for slot in held.slots])
+        parameters = _SavedParameters(held.slots)
         halves = [
-            (place.path, own, own._version - self._undone, place.memory, place.memory.to("cpu", copy=True))
-            for place in held.places
-            if (own := place.tensor) is not None and place.memory is not None
-            if place.memory.is_floating_point() and place.memory.dtype.itemsize == 2
+            (slot.path, own, own._version - self._undone, slot.memory, slot.memory.to("cpu", copy=True))
+            for slot in held.slots
+            if (own := slot.tensor) is not None and slot.memory is not None
+            if slot.memory.is_floating_point() and slot.memory.dtype.itemsize == 2
         ]
         try:
             yield Undone(changed, private, attributes.paths, attributes.beyond)
@@ -377,15 +383,15 @@ class BufferGuard:
     def _put_back(self, held: _Held) -> None:
         """Give all tensors back to their modules, with saved values, and remove buffers that are new."""
         known: dict[int, dict[str, Tensor | None]] = {}
-        for place in held.places:
-            known.setdefault(id(place.tensors), {})[place.name] = place.tensor
+        for slot in held.slots:
+            known.setdefault(id(slot.tensors), {})[slot.name] = slot.tensor
         for tensors, _ in held.sizes:
             tensors.clear()
             tensors.update(known.get(id(tensors), {}))
-        for place in held.places:
-            home, own = place.memory, place.tensor
-            if place.tensors.get(place.name) is not own:
-                place.tensors[place.name] = own
+        for slot in held.slots:
+            home, own = slot.memory, slot.tensor
+            if slot.tensors.get(slot.name) is not own:
+                slot.tensors[slot.name] = own
             if own is not None and home is not None:
                 own.data = home
         for rooms, saved in held.memory:
@@ -419,33 +425,33 @@ def _whereabouts(memory: Tensor | None) -> tuple[int, torch.Size]:
 class _SavedParameters:
     """Parameters of a model with copies of their values on the host, where they take no memory that training needs."""
 
-    def __init__(self, places: Iterable[_Place]) -> None:
-        self._saved = _host_copies(places)
+    def __init__(self, slots: Iterable[_Place]) -> None:
+        self._saved = _host_copies(slots)
 
     def require_same_kinds(self) -> None:
         """Raise ConfigError if a parameter has another dtype, shape or device now."""
-        for path, one, memory, *_ in self._saved:
-            if kind_of(one) != kind_of(memory):
-                raise _exchanged(path, one)
+        for path, parameter, memory, *_ in self._saved:
+            if kind_of(parameter) != kind_of(memory):
+                raise _exchanged(path, parameter)
 
     def put_back(self) -> list[str]:
         """Restore the values, and return the names of the parameters that were changed."""
         changed = []
-        for path, one, memory, version, values in self._saved:
-            moved = one._version != version or one.data_ptr() != memory.data_ptr()
-            if moved or not torch.equal(one.detach().cpu(), values):
+        for path, parameter, memory, version, values in self._saved:
+            moved = parameter._version != version or parameter.data_ptr() != memory.data_ptr()
+            if moved or not torch.equal(parameter.detach().cpu(), values):
                 changed.append(path)
-                one.data = memory.copy_(values)
-                increment_version([one])
+                parameter.data = memory.copy_(values)
+                increment_version([parameter])
         return changed
 
 
-def _host_copies(places: Iterable[_Place]) -> list[tuple[str, nn.Parameter, Tensor, int, Tensor]]:
+def _host_copies(slots: Iterable[_Place]) -> list[tuple[str, nn.Parameter, Tensor, int, Tensor]]:
     """Return name, parameter, memory, version and values of all parameters."""
     return [
-        (place.path, one, one.data, one._version, one.detach().to("cpu", copy=True))
-        for place in places
-        if isinstance(one := place.tensor, nn.Parameter)
+        (slot.path, parameter, parameter.data, parameter._version, parameter.detach().to("cpu", copy=True))
+        for slot in slots
+        if isinstance(parameter := slot.tensor, nn.Parameter)
     ]
 
 

@@ -102,20 +102,20 @@ def require_same_schema(saved: Mapping[str, Any]) -> None:
     _require_alike(Progress().state_dict(), saved["progress"], "progress")
 
 
-def _damaged(place: str) -> CheckpointError:
+def _damaged(path: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint's state is damaged: {place} is missing or has a wrong type",
+        f"the checkpoint's state is damaged: {path} is missing or has a wrong type",
         "restore the folder from a copy, or name another run",
     )
 
 
-def _require_alike(own: Any, saved: Any, place: str) -> None:
+def _require_alike(own: Any, saved: Any, path: str) -> None:
     """Check that saved values have the types and shapes of ours. Missing keys are left to the code that reads them."""
     fine = True
     if isinstance(own, dict):
         fine = isinstance(saved, dict)
         for key in own.keys() & saved.keys() if fine else ():
-            _require_alike(own[key], saved[key], f"{place}.{key}")
+            _require_alike(own[key], saved[key], f"{path}.{key}")
     elif isinstance(own, torch.Tensor):
         fine = isinstance(saved, torch.Tensor) and saved.shape == own.shape
     elif own is None:  # no value of ours to compare with
@@ -127,7 +127,7 @@ def _require_alike(own: Any, saved: Any, place: str) -> None:
     elif isinstance(own, int):
         fine = type(saved) is int and abs(saved) < 2**63
     if not fine:
-        raise _damaged(place)
+        raise _damaged(path)
 
 
 @contextmanager
@@ -191,7 +191,9 @@ def _fixed(parts: Parts) -> dict[str, Any]:
     own = parts.model.state_dict()
     for path, module in parts.model.named_modules():
         if loads_itself(module):
-            own.update({name: None for one in module._buffers if (name := f"{path}.{one}".strip(".")) in own})
+            own.update(
+                {name: None for buffer_name in module._buffers if (name := f"{path}.{buffer_name}".strip(".")) in own}
+            )
     return own
 
 

@@ -96,7 +96,7 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
     """Diagnose the last step from its tensors; its gradients must still be there."""
     buffers = {name for name, _ in parts.model.named_buffers()}
     gradients = learner.judge().norms.tolist()
-    found = {
+    nonfinite = {
         "input": _non_finite({name: t for name, t in batch.tensors().items() if t.is_floating_point()}),
         "weights": _non_finite(
             {
@@ -106,13 +106,13 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
         ),
         "gradients": nonfinite_parameters(learner.weights.names, gradients),
     }
-    if found["input"][0]:
-        cause, (count, tensors) = "input", found["input"]
-    elif found["weights"][0]:
-        cause, (count, tensors) = "weights", found["weights"]
+    if nonfinite["input"][0]:
+        cause, (count, tensors) = "input", nonfinite["input"]
+    elif nonfinite["weights"][0]:
+        cause, (count, tensors) = "weights", nonfinite["weights"]
     else:
         cause = "backward" if last.loss - last.loss == 0 else "forward"
-        count, tensors = found["gradients"]
+        count, tensors = nonfinite["gradients"]
     keys = _scale_keys(learner.scaler)
     follow = ", or let it follow the gradients (scaler=dynamic)" if hasattr(learner.scaler, "scale") else ""
     lower = f"lower the scale{keys}{follow}" if keys else "lower optimizer.lr"
@@ -146,8 +146,8 @@ def diagnose_overflows(
     """
     learner = next(learner for learner in parts.learners if learner.name == log.name)
     assert log.last is not None
-    found = parts.comm.all_gather_object(_diagnose(parts, learner, log.last, log.history.consecutive, given))
-    diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # the earliest cause
+    diagnoses = parts.comm.all_gather_object(_diagnose(parts, learner, log.last, log.history.consecutive, given))
+    diagnosis = min(diagnoses, key=lambda candidate: list(_WHAT).index(candidate.cause))  # the earliest cause
     if diagnosis.cause == "forward" and _diverged(log):
         diagnosis = replace(diagnosis, advice="the run diverged: lower optimizer.lr, or clip with train.clip_norm")
     if parts.fault.is_at(diagnosis.step):
@@ -159,7 +159,7 @@ def diagnose_overflows(
             with contextlib.suppress(Exception):  # out of memory or file missing: keep this rank's part
                 fetched = parts.loaders["train"].whole_batch(progress.epoch, progress.batch - 1)
                 unrounded = parts.prepare_float32(fetched)
-                finite = all(bool(one.isfinite().all()) for one in unrounded.tensors().values())
+                finite = all(bool(tensor.isfinite().all()) for tensor in unrounded.tensors().values())
                 if diagnosis.cause == "input" and finite and not parts.fault.is_at(diagnosis.step):
                     diagnosis = replace(diagnosis, cause="cast", advice=_ADVICE["cast"])
                 if finite or parts.comm.world_size > 1:

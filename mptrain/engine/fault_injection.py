@@ -175,10 +175,10 @@ class Injection:
 
     def _poisoned(self, tensor: Tensor) -> Tensor:
         """Return a copy of a tensor with another first element; a value beyond the range of the dtype becomes inf."""
-        place = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
-        place[:1] = True
+        mask = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
+        mask[:1] = True
         value = torch.tensor(float(self._options.value), dtype=torch.float64).to(tensor.dtype).to(tensor.device)
-        return torch.where(place.view(tensor.shape), value, tensor)
+        return torch.where(mask.view(tensor.shape), value, tensor)
 
     def _require_tensor(self) -> None:
         words, known = self._options.tensor, self._known()

@@ -116,7 +116,7 @@ class HistogramWatch:
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
         """Count the scaled weight gradients and the weights, before the update; a later call counts anew."""
         anew = ("weight_gradients", "weights")
-        self._counts = {key: found for key, found in self._counts.items() if key[0] not in anew}
+        self._counts = {key: counts for key, counts in self._counts.items() if key[0] not in anew}
         self._before = {}  # before others are kept
         self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
         gradients = weights.gradients.by_name()
@@ -192,8 +192,8 @@ class HistogramWatch:
             if is_transforming():
                 self.left_out[name] = "inside a transform of torch.func"
                 return
-            found = {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)}
-            for tensor in found.values():  # each tensor once, even if the module returns it several times
+            tensors = {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)}
+            for tensor in tensors.values():  # each tensor once, even if the module returns it several times
                 if tensor.is_floating_point():
                     self._count("activations", name, tensor)
                     if tensor.requires_grad:  # a parameter would keep the hook, so it is removed explicitly
@@ -210,8 +210,8 @@ class HistogramWatch:
             rows = self._rows.setdefault(tensor.device, [])
             if known is None and not rows:
                 rows += torch.zeros(_ROWS, PLACES, dtype=torch.int64, device=tensor.device)
-            found = count_exponents(tensor, rows.pop() if known is None else known[0])
-            self._counts[kind, name] = found, tensor.dtype
+            counts = count_exponents(tensor, rows.pop() if known is None else known[0])
+            self._counts[kind, name] = counts, tensor.dtype
 
 
 def is_looked_at(module: nn.Module) -> bool:

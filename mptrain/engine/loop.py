@@ -12,7 +12,6 @@ import torch
 from mptrain.engine.batch_sync import BatchSync, DistributedBatchSync, SyncedBatch
 from mptrain.engine.buffer_guard import Thawed
 from mptrain.engine.checkpointing import Checkpointing
-from mptrain.engine.evaluate import Monitor, Validation, early_stop
 from mptrain.engine.failure_diagnosis import Termination, require_success
 from mptrain.engine.fingerprints import data_order
 from mptrain.engine.interrupt import SignalListener
@@ -22,6 +21,7 @@ from mptrain.engine.resources import forget_peak, memory_by_use, memory_peak
 from mptrain.engine.step_log import LearnerLog
 from mptrain.engine.step_runner import StepRunner, capture_on
 from mptrain.engine.telemetry import Telemetry
+from mptrain.engine.validation import Monitor, Validation, early_stop
 from mptrain.precision.support import supports, unaligned_share
 from mptrain.precision.upcast import uses_upcast
 from mptrain.system.errors import StorageError

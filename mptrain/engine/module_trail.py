@@ -148,8 +148,8 @@ def named_models(model: Models) -> dict[str, nn.Module]:
     """Return models by the prefix of their names: empty for a single one, else ``KEY.`` or ``0.``, ``1.`` ..."""
     if isinstance(model, nn.Module):
         return {"": model}
-    given = model if isinstance(model, Mapping) else {str(at): one for at, one in enumerate(model)}
-    return {f"{key}.": one for key, one in given.items()}
+    given = model if isinstance(model, Mapping) else {str(at): module for at, module in enumerate(model)}
+    return {f"{key}.": module for key, module in given.items()}
 
 
 def parameter_names(models: Mapping[str, nn.Module]) -> dict[int, str]:

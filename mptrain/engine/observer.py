@@ -241,14 +241,14 @@ class Observer(ModuleObserver):
             return ""
         if not self._explored:
             self._explored = True
-            for one in _custom_nodes(node):
-                self._describe(one)
+            for custom_node in _custom_nodes(node):
+                self._describe(custom_node)
         return str(node.name()) if _is_custom(node) else ""
 
     def _describe(self, node: Any) -> None:
         known = self._named(node.name(), self.trail.of_node(number_of_node(node)))
         takes = [input_metadata(after)[at].dtype for after, at in node.next_functions if after is not None]
-        gives = [one.dtype for one in input_metadata(node) if one is not None]
+        gives = [metadata.dtype for metadata in input_metadata(node) if metadata is not None]
         known.takes, known.gives = _names(takes), _names(gives)
 
     def _named(self, name: str, module: str) -> CustomFunction:
@@ -394,12 +394,12 @@ def nonfinite_parameters(names: Sequence[str], norms: Sequence[float]) -> tuple[
 
     ``nan`` means NaN elements or infinities of both signs.
     """
-    found = [
+    nonfinite = [
         (name, "nan" if math.isnan(norm) else "inf")
         for name, norm in zip(names, norms, strict=True)
         if not math.isfinite(norm)
     ]
-    return len(found), tuple(found[:MAX_TENSORS])
+    return len(nonfinite), tuple(nonfinite[:MAX_TENSORS])
 
 
 def boundary(names: Sequence[str], norms: Sequence[float]) -> tuple[str, str]:

@@ -189,9 +189,9 @@ class EarlyStoppingState:
     @classmethod
     def from_state(cls, saved: Mapping[str, Any]) -> EarlyStoppingState:
         """Return the state in the saved fields of a `Progress`; a new one if an older mptrain has saved them."""
-        found = saved.get("early_stopping", {})
-        best = found.get("best") if isinstance(found.get("best"), float) else None
-        return cls(**{name: found[name] for name in ("metric", "epoch", "bad") if name in found}, best=best)
+        state = saved.get("early_stopping", {})
+        best = state.get("best") if isinstance(state.get("best"), float) else None
+        return cls(**{name: state[name] for name in ("metric", "epoch", "bad") if name in state}, best=best)
 
 
 @dataclass

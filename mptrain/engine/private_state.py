@@ -42,57 +42,57 @@ class PrivateState:
         self._values: list[tuple[str, Callable[[], Any], Callable[[Any], object], Any]] = []
         self._variables: list[_Variable] = []
         self._hooks: list[tuple[dict[int, Any], set[int]]] = []  # of modules, with the keys that they had
-        seen: dict[int, Any] = {id(one): one for one in (*known, None)}
+        seen: dict[int, Any] = {id(tensor): tensor for tensor in (*known, None)}
         classes = set[type]()
-        left, given = deque(owners.items()), {id(one) for one in owners.values()}
+        left, given = deque(owners.items()), {id(owner) for owner in owners.values()}
         most = _MOST + len(seen) + 10 * len(owners)  # a module holds a few mappings
         while left:
-            path, one = left.popleft()
-            if type(one) in _PROXIES or isinstance(one, (int, float, complex, str, bytes)) or id(one) in seen:
+            path, node = left.popleft()
+            if type(node) in _PROXIES or isinstance(node, (int, float, complex, str, bytes)) or id(node) in seen:
                 continue
             if len(seen) == most:
                 self.beyond = path
                 break
-            seen[id(one)] = one
-            if isinstance(one, Tensor):
-                self.paths[id(one)] = path
-            if access := _access(one):
+            seen[id(node)] = node
+            if isinstance(node, Tensor):
+                self.paths[id(node)] = path
+            if access := _access(node):
                 self._values.append((path, *access, copy.deepcopy(access[0]())))
-            if isinstance(one, FunctionType):
-                variables = _variables_of(one)
+            if isinstance(node, FunctionType):
+                variables = _variables_of(node)
                 self._variables += variables
                 left += [(variable.path, variable.value) for variable in variables]
-                left += [(path, getattr(one, "__wrapped__", None))]  # of a decorator
-            elif isinstance(one, partial):
-                left += [(path, value) for value in (one.func, *one.args, *one.keywords.values())]
-            elif isinstance(one, MethodType):
-                left += [(path, one.__func__), (path, one.__self__)]
-            elif isinstance(one, tuple):
-                left += [(f"{path}[{place}]", value) for place, value in enumerate(one[:_MOST])]
-            elif isinstance(one, (list, set, deque)):
-                held = list(one)
-                self._held.append((path, one, held))
-                left += [(f"{path}[{place}]", value) for place, value in enumerate(held[:_MOST])]
-            elif isinstance(one, dict):
-                self._held.append((path, one, named := dict(one)))  # another thread may write to it
+                left += [(path, getattr(node, "__wrapped__", None))]  # of a decorator
+            elif isinstance(node, partial):
+                left += [(path, value) for value in (node.func, *node.args, *node.keywords.values())]
+            elif isinstance(node, MethodType):
+                left += [(path, node.__func__), (path, node.__self__)]
+            elif isinstance(node, tuple):
+                left += [(f"{path}[{index}]", value) for index, value in enumerate(node[:_MOST])]
+            elif isinstance(node, (list, set, deque)):
+                held = list(node)
+                self._held.append((path, node, held))
+                left += [(f"{path}[{index}]", value) for index, value in enumerate(held[:_MOST])]
+            elif isinstance(node, dict):
+                self._held.append((path, node, named := dict(node)))  # another thread may write to it
                 left += [(f"{path}.{key}".strip("."), value) for key, value in itertools.islice(named.items(), _MOST)]
-            elif isinstance(one, nn.Module) or id(one) in given or _is_foreign(type(one)):
-                own = getattr(one, "__dict__", {})
+            elif isinstance(node, nn.Module) or id(node) in given or _is_foreign(type(node)):
+                own = getattr(node, "__dict__", {})
                 self._held.append((path, own, dict(own)))
                 left += [
                     (f"{path}.{name}".strip("."), value) for name, value in own.items() if name not in _OF_EVERY_MODULE
                 ]
-                saved = getattr(type(one), "get_extra_state", None) not in (None, nn.Module.get_extra_state)
+                saved = getattr(type(node), "get_extra_state", None) not in (None, nn.Module.get_extra_state)
                 own_caches = [name for name in own if saved or name.startswith("_")]
-                if saved or type(one).__module__.startswith("torch."):
+                if saved or type(node).__module__.startswith("torch."):
                     self._caches.update(f"{path}.{name}".strip(".") for name in own_caches)
                     self._quiet.update([id(own)] * saved)
                 registered = [own[name] for name in _REGISTERED if type(own.get(name)) is dict]
                 self._quiet.update(map(id, registered))
-                left += [(path, one) for one in registered]
+                left += [(path, mapping) for mapping in registered]
                 self._hooks += [(hooks, {*hooks}) for name in _HOOKS if (hooks := own.get(name)) is not None]
                 left += [(path, hook) for hooks, _ in self._hooks[-len(_HOOKS) :] for hook in hooks.values()]
-                for cls in type(one).__mro__:
+                for cls in type(node).__mro__:
                     if cls not in classes:
                         classes.add(cls)
                         variables, functions = _attributes_of(cls)
@@ -102,17 +102,17 @@ class PrivateState:
 
     def put_back(self) -> list[str]:
         """Restore everything, and return the paths of what was changed and may be read in a later pass."""
-        found: list[str] = []
+        changed: list[str] = []
         for path, now, kept in self._held:
             if isinstance(now, dict):
                 names = [name for name in {**now, **kept} if now.get(name, now) is not kept.get(name, now)]
                 pairs = [(f"{path}.{name}".strip("."), kept.get(name), now.get(name)) for name in names]
             else:
-                same = len(now) == len(kept) and all(one is other for one, other in zip(now, kept, strict=True))
+                same = len(now) == len(kept) and all(current is other for current, other in zip(now, kept, strict=True))
                 pairs = [] if same else [(path, kept, [*now])]
             if pairs:
                 if id(now) not in self._quiet:
-                    found += [
+                    changed += [
                         name for name, before, after in pairs if name not in self._caches and _is_state(before, after)
                     ]
                 _put(now, kept)
@@ -121,14 +121,14 @@ class PrivateState:
                 del hooks[key]  # torch's own, as those of FSDP2, come and go
         for path, read, write, value in self._values:
             if not _same(read(), value):
-                found += [path] * (path not in self._caches)
+                changed += [path] * (path not in self._caches)
                 write(value)
         for path, read, write, value in self._variables:
             if (now := read()) is not value:
                 with contextlib.suppress(Exception):  # a class may forbid what a pass has done to it
                     write(value)
-                found += [path] if _is_state(value, now) else []
-        return [*dict.fromkeys(found)]
+                changed += [path] if _is_state(value, now) else []
+        return [*dict.fromkeys(changed)]
 
 
 class _Variable(NamedTuple):
@@ -162,8 +162,10 @@ def _variables_of(function: FunctionType) -> list[_Variable]:
 @cache
 def _global_names(code: CodeType) -> frozenset[str]:
     """Return the global names in a code, and in those that it defines; reading them is slow, and each pass asks."""
-    inner = (_global_names(one) for one in code.co_consts if isinstance(one, CodeType))
-    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in _GLOBAL).union(*inner)
+    inner = (_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(
+        instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _GLOBAL
+    ).union(*inner)
 
 
 def _content(cell: CellType) -> Any:
@@ -185,12 +187,16 @@ def is_of_torch(hook: Any) -> bool:
 
 def _attributes_of(cls: type) -> tuple[list[_Variable], list[Any]]:
     """Return the attributes of a class of a user, and its functions."""
-    found = vars(cls).items() if _is_own(cls) else ()
-    functions = [getattr(one, "__func__", getattr(one, "fget", one)) for _, one in found if isinstance(one, _FUNCTIONS)]
+    attributes = vars(cls).items() if _is_own(cls) else ()
+    functions = [
+        getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
+        for _, attribute in attributes
+        if isinstance(attribute, _FUNCTIONS)
+    ]
     return [
-        _Variable(f"{cls.__name__}.{name}", partial(vars(cls).get, name), partial(setattr, cls, name), one)
-        for name, one in found
-        if not isinstance(one, _FUNCTIONS) and not name.startswith("__")
+        _Variable(f"{cls.__name__}.{name}", partial(vars(cls).get, name), partial(setattr, cls, name), attribute)
+        for name, attribute in attributes
+        if not isinstance(attribute, _FUNCTIONS) and not name.startswith("__")
     ], functions
 
 
@@ -210,30 +216,30 @@ def _is_foreign(cls: type) -> bool:
     return cls.__module__.partition(".")[0] not in _KNOWN_PACKAGES
 
 
-def _is_own(one: type | FunctionType) -> bool:
+def _is_own(definition: type | FunctionType) -> bool:
     """Return whether a class or function is a user's own, not a library's, whose names lead to registers of it all."""
-    name = str(one.__module__)
+    name = str(definition.__module__)
     file = getattr(sys.modules.get(name), "__file__", None)
     return name.partition(".")[0] not in _KNOWN_PACKAGES and "-packages/" not in str(file)  # site-, or dist- of Debian
 
 
-def _access(one: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
+def _access(node: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
     """Return functions that read and write the values of a tensor, an array, a generator or a TorchScript module."""
-    if isinstance(one, Tensor):
-        plain = one.layout == torch.strided and not (
-            one.is_inference() or one.is_meta or one.is_nested or is_sharded(one)
+    if isinstance(node, Tensor):
+        plain = node.layout == torch.strided and not (
+            node.is_inference() or node.is_meta or node.is_nested or is_sharded(node)
         )
-        if plain and repeats(one):  # an expanded tensor may be larger than all memory
-            return _distinct(one).detach, partial(_overwrite, _distinct(one))
-        return (one.detach, partial(_overwrite, one)) if plain else None
-    if isinstance(one, np.ndarray) and not one.dtype.hasobject and not isinstance(one, np.memmap):  # may be large
-        return one.view, partial(np.copyto, one)
-    if isinstance(one, np.random.Generator):
-        return lambda: one.bit_generator.state, partial(setattr, one.bit_generator, "state")
-    if isinstance(one, (torch.Generator, np.random.RandomState)):
-        return one.get_state, one.set_state
-    if type(one) is random.Random:
-        return one.getstate, one.setstate
+        if plain and repeats(node):  # an expanded tensor may be larger than all memory
+            return _distinct(node).detach, partial(_overwrite, _distinct(node))
+        return (node.detach, partial(_overwrite, node)) if plain else None
+    if isinstance(node, np.ndarray) and not node.dtype.hasobject and not isinstance(node, np.memmap):  # may be large
+        return node.view, partial(np.copyto, node)
+    if isinstance(node, np.random.Generator):
+        return lambda: node.bit_generator.state, partial(setattr, node.bit_generator, "state")
+    if isinstance(node, (torch.Generator, np.random.RandomState)):
+        return node.get_state, node.set_state
+    if type(node) is random.Random:
+        return node.getstate, node.setstate
     return None
 
 
@@ -282,7 +288,7 @@ def _is_state(before: Any, after: Any) -> bool:
     if isinstance(after, Tensor):
         return not after.requires_grad
     if isinstance(after, (list, set, deque, dict, tuple)):
-        return not any(isinstance(one, Tensor) and one.requires_grad for one in after)
+        return not any(isinstance(member, Tensor) and member.requires_grad for member in after)
     return isinstance(after, (int, float)) and isinstance(before, (int, float)) and after != before
 
 

@@ -78,17 +78,17 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
     requested. Returns the bytes that a pass saves for its backward pass. Raises as `rehearse`.
     """
     raw, batch = batch, parts.prepare(batch)
-    found = rehearse(parts, batch)
-    parts.plan.products.leave_out_idle(parts.model, found.in_half)
-    telemetry.sink.take(EventRecord("operators", telemetry.step, found.operators))
-    telemetry.sink.take(EventRecord("memory", telemetry.step, dict(found.memory)))
-    if any(found.untrained.values()):
-        telemetry.sink.take(EventRecord("untrained", telemetry.step, found.untrained))
-    for sentence in (*warnings_about(found.untrained), *parts.fault.check(batch, planned)):
+    rehearsal = rehearse(parts, batch)
+    parts.plan.products.leave_out_idle(parts.model, rehearsal.in_half)
+    telemetry.sink.take(EventRecord("operators", telemetry.step, rehearsal.operators))
+    telemetry.sink.take(EventRecord("memory", telemetry.step, dict(rehearsal.memory)))
+    if any(rehearsal.untrained.values()):
+        telemetry.sink.take(EventRecord("untrained", telemetry.step, rehearsal.untrained))
+    for sentence in (*warnings_about(rehearsal.untrained), *parts.fault.check(batch, planned)):
         telemetry.warn(sentence)
-    for sentence in (*found.doubts, *rounded_numbers(raw, batch)):
+    for sentence in (*rehearsal.doubts, *rounded_numbers(raw, batch)):
         telemetry.warn(sentence)
-    if parts.blank is not None and found.untrained["no_gradient"]:
+    if parts.blank is not None and rehearsal.untrained["no_gradient"]:
         telemetry.warn(
             f"parameters without a gradient may belong to layers that are left out at random: {SAME_MODULES}"
         )
@@ -98,7 +98,7 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         for name, parameter in zip(learner.weights.names, learner.weights.params, strict=True)
         if parameter.dtype.itemsize == 2
     }
-    if halves := (*rounded_tensors(parts, batch, found), *(name for name in found.changed if name in trained)):
+    if halves := (*rounded_tensors(parts, batch, rehearsal), *(name for name in rehearsal.changed if name in trained)):
         telemetry.warn(
             f"forward passes change {listed(halves)} in {parts.policy.parameters}, which rounds small "
             "changes away (precision.keep_fp32 can name their modules)"
@@ -109,7 +109,7 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.warn("train.engine=graph: with several ranks the step runs without a CUDA graph")
     elif options.train.engine == "graph" and not capabilities(parts.device).graphs:
         telemetry.warn("train.engine=graph: only CUDA devices have graphs; the step runs without one")
-    return found.memory["activations"]
+    return rehearsal.memory["activations"]
 
 
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
@@ -124,7 +124,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     census = OperatorCensus(trail.module)
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
     missing, doubts, saved = list[str](), list[str](), [0]
-    known: dict[int, torch.Tensor] = {id(one): one for one in parts.model.parameters()}
+    known: dict[int, torch.Tensor] = {id(parameter): parameter for parameter in parts.model.parameters()}
     batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
     with (
         guard.unharmed(parts.task) as undone,
@@ -152,7 +152,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
             learner.weights.gradients.zero_grad()
         _require_same_everywhere(parts, missing)
         _require_plain_extra_states(parts.model)
-    found = _changed_tensors(parts, undone.changed, census)
+    changed = _changed_tensors(parts, undone.changed, census)
     if undone.private:
         doubts.append(
             f"training changes {listed(undone.private)} outside of buffers: no checkpoint holds this, and a skipped "
@@ -163,7 +163,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
             f"more objects hang from the model and its task than mptrain looks at: whether training changes what lies "
             f"beyond {undone.beyond} is not known"
         )
-    guard.follow(found)
+    guard.follow(changed)
     model = parts.model if parts.blank is None else parts.blank  # has the dtypes of a forward pass
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
@@ -171,7 +171,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         {**untrained_parameters(parts), "no_gradient": missing},
         census.table(),
         frozenset(census.in_half),
-        tuple(found),
+        tuple(changed),
         tuple(doubts),
         memory_by_use(parts, max(saved)),
     )
@@ -186,23 +186,23 @@ def _leaves_of(
     ``saved`` gets the bytes that each pass saves. Tensors of the batch are left out, and gathered parameters, which
     become known. Those that are read within a reentrant checkpoint of activations cannot be seen.
     """
-    objective, found = learner.objective, dict[int, torch.Tensor]()
+    objective, unknown_leaves = learner.objective, dict[int, torch.Tensor]()
 
     def loss_of(model: nn.Module, micro: Batch) -> torch.Tensor:
         loss = objective.loss(model, micro)
         given = {*known, *map(id, micro.tensors().values())}
-        found.update({id(leaf): leaf for leaf in leaves(loss) if id(leaf) not in given})
+        unknown_leaves.update({id(leaf): leaf for leaf in leaves(loss) if id(leaf) not in given})
         if saved is not None:
             saved.append(saved_bytes(loss, parts.model))
         return loss
 
     def gather(module: nn.Module, given: Any, result: Any) -> None:
-        known.update({id(one): one for one in module.parameters()})
+        known.update({id(parameter): parameter for parameter in module.parameters()})
 
     learner.objective = replace(objective, loss=loss_of)
     try:
         with register_module_forward_hook(gather) if parts.blank is not None else contextlib.nullcontext():
-            yield found
+            yield unknown_leaves
     finally:
         learner.objective = objective
 
@@ -211,7 +211,7 @@ def _require_owners(
     learner: Learner,
     parts: Parts,
     batch: Batch,
-    found: Mapping[int, torch.Tensor],
+    unknown_leaves: Mapping[int, torch.Tensor],
     known: dict[int, torch.Tensor],
     paths: Mapping[int, str],
 ) -> None:
@@ -219,19 +219,19 @@ def _require_owners(
 
     Those that a pass makes, and those that their own code changes, are no parameters.
     """
-    if not any(parts.comm.all_gather_object(bool(found))):
+    if not any(parts.comm.all_gather_object(bool(unknown_leaves))):
         return
-    before = {key: leaf.detach().clone() for key, leaf in found.items()}
+    before = {key: leaf.detach().clone() for key, leaf in unknown_leaves.items()}
     micro = batch.clone().split(parts.plan.accumulate)[0]
     with _leaves_of(learner, parts, known) as again, parts.plan.products.context, learner.only_trainable():
         strategy = SingleProcessStrategy() if parts.blank is None else learner.strategy
         with parts.plan.autocast:
             strategy.loss_of(learner.loss, parts.model, learner.weights, single_microbatch=False)(micro)
-    for leaf in found.values():
+    for leaf in unknown_leaves.values():
         leaf.grad = None
     if untrained := [
         paths.get(key, f"a tensor of shape {tuple(leaf.shape)}")
-        for key, leaf in found.items()
+        for key, leaf in unknown_leaves.items()
         if key in again and torch.equal(leaf, before[key])
     ]:
         raise ConfigError(
@@ -246,16 +246,16 @@ def _require_owners(
 @contextlib.contextmanager
 def _hooked_tensors() -> Iterator[list[torch.Tensor]]:
     """Find the tensors whose gradients get a hook that is none of torch's; autograd keeps no list of them."""
-    found, usual = list[torch.Tensor](), torch.Tensor.register_hook
+    hooked, usual = list[torch.Tensor](), torch.Tensor.register_hook
 
     def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
         if not is_of_torch(hook):
-            found.append(tensor)
+            hooked.append(tensor)
         return usual(tensor, hook)  # type: ignore[no-untyped-call]
 
     torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
     try:
-        yield found
+        yield hooked
     finally:
         torch.Tensor.register_hook = usual  # type: ignore[method-assign]
 
@@ -270,7 +270,7 @@ def _doubts_of_hooks(
     """
     anywhere = anywhere or any(map(has_gradient_hooks, parts.model.modules()))
     own = zip(learner.weights.names, learner.weights.params, strict=True)
-    names = [name for name, one in own if anywhere or has_gradient_hooks(one)]
+    names = [name for name, parameter in own if anywhere or has_gradient_hooks(parameter)]
     if not names or learner.scaler.is_identity:
         return []
     if parts.comm.world_size > 1:
@@ -378,7 +378,7 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
     and stay 0 once they are 0, as by a clamp. With several ranks, or if a pass fails with other values, all changed
     ones are returned.
     """
-    trained = {id(one) for learner in parts.learners for one in learner.weights.params}
+    trained = {id(parameter) for learner in parts.learners for parameter in learner.weights.params}
     tensors: dict[str, torch.Tensor] = {
         **dict(parts.model.named_parameters(remove_duplicate=False)),
         **dict(parts.model.named_buffers(remove_duplicate=False)),
@@ -407,7 +407,7 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
 
     try:
         usual, zeros = run(1, 0), run(1, 0, 0.0)
-        same = [torch.equal(tensors[name].float(), one) for name, one in zip(halves, usual, strict=True)]
+        same = [torch.equal(tensors[name].float(), after) for name, after in zip(halves, usual, strict=True)]
         halves = [name for name, still, zero in zip(halves, same, zeros, strict=True) if not still or zero.any()]
         shares: dict[str, list[float]] = {name: [] for name in halves}
         for passes in _PASSES:
@@ -523,10 +523,10 @@ _WARNED = (
 )
 
 
-def warnings_about(found: Mapping[str, list[str]]) -> list[str]:
+def warnings_about(untrained: Mapping[str, list[str]]) -> list[str]:
     """Return warnings for the user about parameters that are not trained, by reason, except frozen ones."""
     sentences = []
     for kind, why in _WARNED:
-        if names := found[kind]:
+        if names := untrained[kind]:
             sentences.append(f"{len(names)} {why}: {listed(names)}")
     return sentences

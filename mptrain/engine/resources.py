@@ -205,8 +205,8 @@ def saved_bytes(loss: torch.Tensor, model: torch.nn.Module) -> int:
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Return the bytes of the tensors' memory on this rank, each memory once."""
-    dense = (part(one).untyped_storage() for one in tensors if one.layout == torch.strided)
-    return {storage_key(one): one.nbytes() for one in dense}
+    dense = (part(tensor).untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
+    return {storage_key(storage): storage.nbytes() for storage in dense}
 
 
 def memory_by_use(parts: Parts, activations: int) -> dict[str, int]:
@@ -216,12 +216,12 @@ def memory_by_use(parts: Parts, activations: int) -> dict[str, int]:
     Half-precision ``gradients`` have FP32 sums beside them. ``optimizer_state`` is left out where an optimizer makes it
     in its first update, before that. Temporary results are not counted, nor what libraries allocate.
     """
-    found = {"weights": sum(_storages((*parts.model.parameters(), *parts.model.buffers())).values())}
+    bytes_by_use = {"weights": sum(_storages((*parts.model.parameters(), *parts.model.buffers())).values())}
     for learner in parts.learners:
-        average = [part(one).nbytes for one in learner.average.values().values()] if learner.average else []
+        average = [part(tensor).nbytes for tensor in learner.average.values().values()] if learner.average else []
         for use, size in {**_of_weights(learner.weights), **({"average": sum(average)} if average else {})}.items():
-            found[use] = found.get(use, 0) + size
-    return {**found, "activations": activations}
+            bytes_by_use[use] = bytes_by_use.get(use, 0) + size
+    return {**bytes_by_use, "activations": activations}
 
 
 def _of_weights(weights: Weights) -> dict[str, int]:
@@ -229,8 +229,8 @@ def _of_weights(weights: Weights) -> dict[str, int]:
     copies = sum(
         work.nbytes for work, half in zip(masters.work, masters.rounded_into(), strict=True) if half is not None
     )
-    found = {"master_weights": copies, "gradients": copies + sum(own.nbytes for own in masters.parts)}
+    bytes_by_use = {"master_weights": copies, "gradients": copies + sum(own.nbytes for own in masters.parts)}
     if not isinstance(weights.rule, TorchRule) or weights.updater.step.item():
         state = tree_leaves(weights.updater.state_dict()["state"])
-        found["optimizer_state"] = sum(part(one).nbytes for one in state if isinstance(one, torch.Tensor))
-    return found
+        bytes_by_use["optimizer_state"] = sum(part(leaf).nbytes for leaf in state if isinstance(leaf, torch.Tensor))
+    return bytes_by_use

@@ -22,7 +22,8 @@ class StepValues(NamedTuple):
 
     ``loss`` is the unscaled loss, a float32 scalar. All others but ``norms`` have shape (1,), in float32 or, as the L2
     norm ``grad_norm`` of all unscaled gradients before clipping, in the dtype of the verdict. ``skip`` is 1 if the
-    update was skipped, else 0. ``norms`` are those of `Verdict.norms`, shape (P,).
+    update was skipped, else 0. ``applied_norm`` is the norm of the gradients as a watched optimizer was given them, and
+    without meaning in a run. ``norms`` are those of `Verdict.norms`, shape (P,).
     """
 
     loss: Tensor
@@ -31,6 +32,7 @@ class StepValues(NamedTuple):
     next_scale: Tensor
     grad_norm: Tensor
     skip: Tensor
+    applied_norm: Tensor
     norms: Tensor
 
     @classmethod
@@ -49,6 +51,7 @@ class HostValues(NamedTuple):
     next_scale: float
     grad_norm: float
     skip: float
+    applied_norm: float
     norms: list[float]
 
     @property
@@ -70,7 +73,7 @@ def unstack(block: Tensor, count: int) -> list[HostValues]:
     columns = block[: width * count].view(width, count).tolist()
     norms = block[width * count :].view(count, -1)
     steps = [HostValues._make((*scalars, [])) for scalars in zip(*columns, strict=True)]
-    return [one._replace(norms=norms[at].tolist()) if one.overflow else one for at, one in enumerate(steps)]
+    return [step._replace(norms=norms[at].tolist()) if step.overflow else step for at, step in enumerate(steps)]
 
 
 class Ring:

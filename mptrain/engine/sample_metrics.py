@@ -85,23 +85,25 @@ class SampleMetrics:
         """Add an empty entry for a batch of which this rank has no samples, so that all ranks have equally many."""
         self._take(BatchMetrics({}, (), (), ()))
 
-    def _take(self, one: BatchMetrics) -> None:
-        self._batches.append(one)
-        for name, value in one.sums.items():
+    def _take(self, batch: BatchMetrics) -> None:
+        self._batches.append(batch)
+        for name, value in batch.sums.items():
             self._sums.setdefault(name, []).append(value)
-        self._counts += one.counts
-        self._answers += one.answers
-        self._digests += one.digests
+        self._counts += batch.counts
+        self._answers += batch.answers
+        self._digests += batch.digests
 
     def over(self, comm: Communicator) -> SampleMetrics:
         """Return the measurements of all ranks in the order of one. All ranks must call this; waits for the device."""
         if comm.world_size == 1:
             return self
-        own = [one._replace(sums={name: value.cpu() for name, value in one.sums.items()}) for one in self._batches]
+        own = [
+            batch._replace(sums={name: value.cpu() for name, value in batch.sums.items()}) for batch in self._batches
+        ]
         whole = SampleMetrics()
         for parts in zip(*comm.all_gather_object(own), strict=True):
-            for one in parts:
-                whole._take(one)
+            for batch in parts:
+                whole._take(batch)
         return whole
 
     @property
@@ -136,11 +138,11 @@ class SampleMetrics:
         if self.samples < FEWEST:
             return {}
         shares = [name for name in task.shares if math.isfinite(metrics.get(name, math.nan))]
-        found = {name: _wilson(metrics[name], self.samples) for name in shares}
+        intervals = {name: _wilson(metrics[name], self.samples) for name in shares}
         drawn = {
             name: values
             for name, values in self._resampled(task).items()
-            if name not in found and math.isfinite(metrics.get(name, math.nan))
+            if name not in intervals and math.isfinite(metrics.get(name, math.nan))
         }
         biased = [name for name, values in drawn.items() if abs(fmean(values) - metrics[name]) > stdev(values)]
         unbiased = self._jackknife(task) if biased and self._answers else {}
@@ -150,8 +152,8 @@ class SampleMetrics:
             if name in biased and name in unbiased:
                 error, least, most = unbiased[name], -math.inf, math.inf
             if error > 0:
-                found[name] = (max(metric - _Z * error, least), min(metric + _Z * error, most))
-        return found
+                intervals[name] = (max(metric - _Z * error, least), min(metric + _Z * error, most))
+        return intervals
 
     def _resampled(self, task: Task) -> dict[str, list[float]]:
         """Return the metrics of bootstrap resamples, by name; only metrics that are finite in all of them."""
@@ -167,8 +169,8 @@ class SampleMetrics:
             for _ in range(RESAMPLES):
                 terms, *sums = table[draws.integers(self.samples, size=self.samples)].sum(0)
                 if terms:
-                    found = task.summarise(dict(zip(values, map(float, sums), strict=True)), round(terms))
-                    _append(seen, found)
+                    metrics = task.summarise(dict(zip(values, map(float, sums), strict=True)), round(terms))
+                    _append(seen, metrics)
         if self._answers:
             for _ in range(self._scores):
                 picked = draws.integers(len(self._answers), size=len(self._answers))
@@ -183,7 +185,7 @@ class SampleMetrics:
         seen: dict[str, list[float]] = {}
         for group in groups:
             left_out = set(group.tolist())
-            _append(seen, task.score([one for index, one in enumerate(self._answers) if index not in left_out]))
+            _append(seen, task.score([answer for index, answer in enumerate(self._answers) if index not in left_out]))
         known = {name: values for name, values in seen.items() if all(map(math.isfinite, values))}
         return {name: (len(values) - 1) / math.sqrt(len(values)) * stdev(values) for name, values in known.items()}
 
@@ -221,10 +223,10 @@ def _append(seen: dict[str, list[float]], metrics: Mapping[str, float]) -> None:
 
 def _wilson(share: float, samples: int) -> tuple[float, float]:
     """Return Wilson's score interval (1927) of a proportion; importing that of scipy would take 0.6 seconds."""
-    found, z = round(share * samples) / samples, _Z
-    middle = found + z * z / (2 * samples)
-    reach = z * math.sqrt(found * (1 - found) / samples + (z / (2 * samples)) ** 2)
+    proportion, z = round(share * samples) / samples, _Z
+    middle = proportion + z * z / (2 * samples)
+    reach = z * math.sqrt(proportion * (1 - proportion) / samples + (z / (2 * samples)) ** 2)
     whole = 1 + z * z / samples
-    return max(0.0, (middle - reach) / whole) if found else 0.0, min(
+    return max(0.0, (middle - reach) / whole) if proportion else 0.0, min(
         1.0, (middle + reach) / whole
-    ) if found < 1 else 1.0
+    ) if proportion < 1 else 1.0

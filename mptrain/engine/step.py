@@ -126,7 +126,7 @@ class Learner:
         """
         loss = self.objective.loss(model, micro)
         if loss.dtype != torch.float32 or loss.ndim:
-            wide = [name for name, one in micro.tensors().items() if one.dtype == torch.float64 == loss.dtype]
+            wide = [name for name, tensor in micro.tensors().items() if tensor.dtype == torch.float64 == loss.dtype]
             raise ConfigError(
                 f"the loss of learner {self.name} is {loss.dtype} of shape {tuple(loss.shape)}, not a float32 scalar"
                 + (f": the batch's {' and '.join(wide)} {'are' if wide[1:] else 'is'} float64" if wide else ""),
@@ -228,7 +228,16 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, wat
     if not verdict.known_finite:
         guard.restore(verdict.skip)
     learner.advance(verdict)
-    return StepValues(loss, scale, lr, learner.scale, verdict.grad_norm, verdict.skip, verdict.norms)
+    return StepValues(
+        loss=loss,
+        loss_scale=scale,
+        lr=lr,
+        next_scale=learner.scale,
+        grad_norm=verdict.grad_norm,
+        skip=verdict.skip,
+        applied_norm=verdict.grad_norm,
+        norms=verdict.norms,
+    )
 
 
 def backward(loss: Tensor, factor: Tensor) -> None:

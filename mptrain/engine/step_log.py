@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 #: Fields of the step record that are values of the step.
-_RECORDED = tuple(field.name for field in fields(StepRecord) if field.name in HostValues._fields)
+_RECORDED = tuple(
+    field.name for field in fields(StepRecord) if field.name in HostValues._fields and field.name != "applied_norm"
+)
 _recorded = attrgetter(*_RECORDED)
 
 
@@ -78,12 +80,12 @@ class LearnerLog:
         sink: Sink,
         *,
         loss_known: bool = True,
-        applied_norm: float | None = None,
+        applied_known: bool = False,
     ) -> None:
         """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed.
 
         Without ``loss_known`` the loss is NaN because nobody has told it, not because it was not finite.
-        ``applied_norm`` is that of `StepRecord`.
+        With ``applied_known`` the norm of the gradients as applied is on record, too.
         """
         skipped = bool(row.skip)
         self.updates += not skipped
@@ -95,7 +97,7 @@ class LearnerLog:
             epoch=epoch,
             overflow=row.overflow,
             skipped=skipped,
-            applied_norm=applied_norm,
+            applied_norm=row.applied_norm if applied_known else None,
             **dict(zip(_RECORDED, _recorded(row), strict=True)),
         )
         sink.take(self.last)
@@ -210,5 +212,5 @@ class StepLog:
             log.ring.give_back(taken[count:])
         noted, self._pending = self._pending[:count], self._pending[count:]  # first, because the sink may fail
         for (step, epoch), *row in zip(noted, *(taken[:count] for taken in rows), strict=True):
-            for log, one in zip(self.learner_logs, row, strict=True):
-                log.digest(step, epoch, one, self._sink)
+            for log, values in zip(self.learner_logs, row, strict=True):
+                log.digest(step, epoch, values, self._sink)

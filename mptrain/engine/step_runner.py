@@ -134,23 +134,23 @@ _WAIT, _PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization de
 @contextlib.contextmanager
 def host_waits(device: torch.device) -> Iterator[list[str]]:
     """Yield a list that is filled on exit with the places (``FILE:LINE``) where the host waited for a CUDA device."""
-    found: list[str] = []
+    waits: list[str] = []
     if device.type != "cuda":
-        yield found
+        yield waits
         return
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield found
+            yield waits
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    for one in caught:
-        if _WAIT in str(one.message):
-            found.append(f"{Path(one.filename).name}:{one.lineno}")
-        elif _PROTOTYPE not in str(one.message):
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    for warning in caught:
+        if _WAIT in str(warning.message):
+            waits.append(f"{Path(warning.filename).name}:{warning.lineno}")
+        elif _PROTOTYPE not in str(warning.message):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 #: Steps on a batch shape before it is captured: libraries choose their kernels in the first ones.
@@ -204,14 +204,17 @@ class StepGraphs:
             values = step(batch)
         if waits:  # a capture would fail
             self._refuse(kind, f"the host waits for the device, in {waits[0]}")
-        values = [StepValues.of(stack([one])) for one in values]  # _hold writes into some of these tensors
+        # _hold writes into some of these tensors
+        values = [StepValues.of(stack([learner_values])) for learner_values in values]
         self._hold()
         return values
 
     def _hold(self) -> None:
         """Copy the state that an eager step changed to the fixed tensors that graphs read."""
         if not self._fixed:
-            self._fixed = [{name: value.clone() for name, value in one.moving().items()} for one in self._learners]
+            self._fixed = [
+                {name: value.clone() for name, value in learner.moving().items()} for learner in self._learners
+            ]
         for learner, fixed in zip(self._learners, self._fixed, strict=True):
             learner.move_into(fixed)
 
@@ -278,7 +281,8 @@ class _Graph:
         self.replay: Callable[[], None]
 
     def body(self, step: Step, fixed: Sequence[dict[str, Tensor]]) -> None:
-        self._values = [stack([one]) for one in step(self._batch)]  # move_into writes into some of these tensors
+        # move_into writes into some of these tensors
+        self._values = [stack([learner_values]) for learner_values in step(self._batch)]
         for learner, moving in zip(self._learners, fixed, strict=True):
             learner.move_into(moving)
 
@@ -351,5 +355,5 @@ class StepRunner:
 
         usual = as_usual and not any(watches)
         values = step(batch) if self._graphs is None else self._graphs.run(batch, step, as_usual=usual)
-        for ring, one in zip(self._rings, values, strict=True):
-            ring.record(one)
+        for ring, learner_values in zip(self._rings, values, strict=True):
+            ring.record(learner_values)

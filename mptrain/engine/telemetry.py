@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
+import os
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mptrain.engine.interrupt import Watchdog
 from mptrain.engine.resources import Clock, memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
+from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.checkpoints import CheckpointStore, NoSaver, Saver
 from mptrain.runlog.record_writer import Fanout, NoRecords, RecordWriter, Sink
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.system.errors import StorageError
+from mptrain.system.files import open_in_place
 from mptrain.system.records import EventRecord, ProgressRecord, Record, StepRecord
 from mptrain.system.words import listed
 from mptrain.workloads.base.data_files import describe
@@ -126,17 +135,20 @@ class Telemetry:
         All ranks must call this together, because samples of all ranks are reported.
         """
         own = {
-            split: (faults.found, {name: kind for name, kind in faults.remarks.items() if kind not in self._remarked})
+            split: (
+                faults.unusable,
+                {name: kind for name, kind in faults.remarks.items() if kind not in self._remarked},
+            )
             for split, faults in ((split, loader.split.faults) for split, loader in self._parts.loaders.items())
         }
         of_all_ranks = self._parts.comm.all_gather_object(own)
         for split in own:
-            found = {name: why for theirs in of_all_ranks for name, why in theirs[split][0].items()}
+            unusable = {name: why for theirs in of_all_ranks for name, why in theirs[split][0].items()}
             remarks = {name: kind for theirs in of_all_ranks for name, kind in theirs[split][1].items()}
             if remarks := {name: kind for name, kind in remarks.items() if kind not in self._remarked}:
                 self._remarked.update(remarks.values())
                 self.warn(f"{split} has unusual files, {describe(remarks)}")
-            news = {name: found[name] for name in found if name not in self._unusable[split]}
+            news = {name: unusable[name] for name in unusable if name not in self._unusable[split]}
             if news:
                 self._unusable[split] |= news.keys()
                 self.event("unusable", split=split, samples=news)
@@ -192,3 +204,67 @@ class NoStorage:
     def saver(self, *, async_save: bool) -> NoSaver:
         """Return a saver that writes only this rank's shards of tensors; ``async_save`` has no effect."""
         return NoSaver(self.paths.checkpoints)
+
+
+#: Number of checks within the time after which a run counts as stalled.
+LOOKS = 10
+
+
+class Watchdog:
+    """Context manager with a thread that writes all thread stacks to a file after ``seconds`` without a heartbeat.
+
+    A lost network drive, a lock, or a device or process that does not answer raises no exception. The thread works as
+    long as the hanging call has released Python's global interpreter lock, which waiting for files, devices and other
+    processes does.
+    """
+
+    def __init__(self, path: Path, seconds: float | None) -> None:
+        self.stalls = 0
+        self._path = path
+        self._seconds = seconds
+        self._beats = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def heartbeat(self) -> None:
+        """Tell the watchdog that the run makes progress."""
+        self._beats += 1
+
+    def __enter__(self) -> Watchdog:
+        if self._seconds is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        assert self._seconds is not None
+        pause = self._seconds / LOOKS
+        seen, still = -1, 0
+        looked = time.monotonic()
+        while not self._ended.wait(pause):
+            late = time.monotonic() - looked > 2 * pause  # the whole process was suspended, which is no stall
+            looked = time.monotonic()
+            still = 0 if late or self._beats != seen else still + 1
+            seen = self._beats
+            if still == LOOKS:
+                self.stalls += 1
+                self._tell()
+
+    def _tell(self) -> None:
+        message = f"no progress for {self._seconds:g} s"
+        try:
+            with storage_errors(self._path):
+                descriptor = open_in_place(self._path, os.O_WRONLY | os.O_APPEND)
+            with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+                print(f"{datetime.now().astimezone().isoformat(timespec='seconds')}: {message}", file=file, flush=True)
+                faulthandler.dump_traceback(file)
+            where = f"the stacks of all threads are in {self._path}"
+        except (OSError, StorageError) as error:
+            where = str(error)
+        print(f"warning: {message}; {where}", file=sys.stderr, flush=True)

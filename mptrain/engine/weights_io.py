@@ -57,8 +57,8 @@ def set_extra_states(model: nn.Module, weights: Mapping[str, Any], source: str) 
             try:
                 modules[owner].set_extra_state(value)
             except Exception as error:  # a module of a user may raise anything
-                said = str(error).partition("\n")[0]
-                what = f"{name} of {source} cannot be set: {type(error).__name__}: {said}"
+                message = str(error).partition("\n")[0]
+                what = f"{name} of {source} cannot be set: {type(error).__name__}: {message}"
                 raise CheckpointError(what, f"it is for {type(modules[owner]).__name__}.set_extra_state") from error
 
 
@@ -74,11 +74,11 @@ def in_dtype(weights: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         if not is_weight(name, value):
             result[name] = value
             continue
-        place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
-        if place not in made or not value.numel():
+        key = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if key not in made or not value.numel():
             whole = saturated(value, dtype) if value.is_floating_point() else value
-            made[place] = whole.cpu().clone(memory_format=torch.contiguous_format)
-        result[name] = made[place]
+            made[key] = whole.cpu().clone(memory_format=torch.contiguous_format)
+        result[name] = made[key]
     return result
 
 

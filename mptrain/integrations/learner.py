@@ -93,17 +93,17 @@ class WatchedLearner(Follower):
             self._stepped = self.passes.take()
 
     def complete(
-        self, scale: Tensor | None = None, next_scale: Tensor | None = None, found: Sequence[Tensor] = ()
+        self, scale: Tensor | None = None, next_scale: Tensor | None = None, found_infs: Sequence[Tensor] = ()
     ) -> None:
         """Take notice of an update that was made or skipped; it is recorded with the next one, or when it is pushed.
 
         Args:
             scale: Loss scale of the update, float32 of shape (1,); None for no loss scaling.
             next_scale: Loss scale of the next update, likewise.
-            found: Scalars that are above 0 if the update was skipped.
+            found_infs: Scalars that are above 0 if the update was skipped.
         """
         log = self.passes
-        if found and self._applied is None and self._stepped is None:
+        if found_infs and self._applied is None and self._stepped is None:
             self._look_at_step(unscaled=True)  # skipped: the optimizer was not called with these gradients
         passes, self._stepped = self._stepped or log.take(), None
         applied, self._applied = self._applied, None
@@ -112,20 +112,24 @@ class WatchedLearner(Follower):
         loss = log.unseen_losses() if passes is None else passes.loss
         by_hand = self.scale_by_hand() if passes is None else passes.scale
         scale = scale if by_hand is None else by_hand
-        one = log.one if scale is None else scale.to(log.one.device)
-        after = one if next_scale is None else next_scale.to(log.one.device)
-        skip = sum((each.to(one.device).reshape(1) for each in found), torch.zeros_like(one)).gt(0).float()
+        loss_scale = log.unit_scale if scale is None else scale.to(log.unit_scale.device)
+        after = loss_scale if next_scale is None else next_scale.to(log.unit_scale.device)
+        skip = (
+            sum((each.to(loss_scale.device).reshape(1) for each in found_infs), torch.zeros_like(loss_scale))
+            .gt(0)
+            .float()
+        )
         if applied is not None and not self._applied_unscaled:
-            applied = applied._replace(grad_norm=applied.grad_norm / one)
-        before = applied if passes is None else passes.verdict._replace(grad_norm=passes.verdict.grad_norm / one)
+            applied = applied._replace(grad_norm=applied.grad_norm / loss_scale)
+        before = applied if passes is None else passes.verdict._replace(grad_norm=passes.verdict.grad_norm / loss_scale)
         assert before is not None
         if applied is not None and len(applied.norms) != len(before.norms):  # the optimizer was given parameters
             before = before._replace(norms=applied.norms)
         if applied is not None and passes is not None:  # its norm counts if the gradients of the passes are gone
             before = first_not_finite(before, applied, before if self._same else applied)
-        values = self._values(before, one, after, skip, loss, passes)
+        values = self._values(before, loss_scale, after, skip, loss, passes)
         if applied is not None:
-            values = values._replace(lr=applied.grad_norm.to(one.dtype))
+            values = values._replace(applied_norm=applied.grad_norm.to(loss_scale.dtype))
         rates = self._rates or (log.rates() if passes is None else passes.rates)
         facts = Facts(
             rates,
@@ -139,7 +143,7 @@ class WatchedLearner(Follower):
         histograms, self._histograms = self._histograms, None
         if histograms is not None:
             still = all(not isinstance(rate, Tensor) and rate == 0 for rate in rates)  # as in a warm-up's first step
-            histograms.update_ended(log.tensors(), one, skip, moves=not still)
+            histograms.update_ended(log.tensors(), loss_scale, skip, moves=not still)
         self.updates.add(values, facts, histograms)
         self._sample(self.updates.steps + 2)
 
@@ -165,10 +169,10 @@ class WatchedLearner(Follower):
 
     def _record_abandoned(self, passes: Passes, scale: Tensor | None, next_scale: Tensor | None) -> None:
         log, scale = self.passes, scale if passes.scale is None else passes.scale
-        one = log.one if scale is None else scale.to(log.one.device)
-        after = one if passes.scale is not None or next_scale is None else next_scale.to(one.device)
-        verdict = passes.verdict._replace(grad_norm=passes.verdict.grad_norm / one)
-        values = self._values(verdict, one, after, torch.zeros_like(one), passes.loss, passes)
+        loss_scale = log.unit_scale if scale is None else scale.to(log.unit_scale.device)
+        after = loss_scale if passes.scale is not None or next_scale is None else next_scale.to(loss_scale.device)
+        verdict = passes.verdict._replace(grad_norm=passes.verdict.grad_norm / loss_scale)
+        values = self._values(verdict, loss_scale, after, torch.zeros_like(loss_scale), passes.loss, passes)
         known = passes.loss is not None and passes.loss is not log.unknown
         self.updates.push()
         self.updates.add(values, Facts(passes.rates, known, abandoned=True))
@@ -176,7 +180,7 @@ class WatchedLearner(Follower):
     @override
     def parameters_changed(self) -> None:
         log = self.passes
-        self.updates.begin(log.names, log.ranks, log.one.device, sharded=log.sharded)
+        self.updates.begin(log.names, log.ranks, log.unit_scale.device, sharded=log.sharded)
 
     @override
     def scale_by_hand(self) -> Tensor | None:
@@ -203,7 +207,16 @@ class WatchedLearner(Follower):
             local = None if passes is None or passes.local is None else passes.local
             norms = torch.cat([norms, torch.zeros_like(norms) if local is None else local.to(norms)])
         loss = log.unknown if loss is None or loss is log.unknown else loss / scale.squeeze(0)
-        return StepValues(loss, scale, log.zero, next_scale, verdict.grad_norm, skip, norms)
+        return StepValues(
+            loss=loss,
+            loss_scale=scale,
+            lr=log.zero,  # rates of the groups are known on the host
+            next_scale=next_scale,
+            grad_norm=verdict.grad_norm,
+            skip=skip,
+            applied_norm=log.zero,
+            norms=norms,
+        )
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -212,7 +225,7 @@ class WatchedLearner(Follower):
             self._applied = None
             if self.passes.inside and self.passes.stepping:  # an exception of its closure has ended the last step
                 self.passes.abandon()
-            self.passes.stepping = any(one is not None for one in (*args[1:], kwargs.get("closure")))
+            self.passes.stepping = any(closure is not None for closure in (*args[1:], kwargs.get("closure")))
             if not self.passes.stepping:
                 self._look_at_step(unscaled=self._watch.is_unscaled(self))
 

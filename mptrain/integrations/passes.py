@@ -121,7 +121,7 @@ class PassLog:
 
     def refresh(self) -> None:
         """Watch parameters that the optimizer was given since."""
-        if self.ids != [id(one) for one in self._given()]:
+        if self.ids != [id(param) for param in self._given()]:
             self.detach()
             self._begin()
             self._follower.parameters_changed()
@@ -146,20 +146,25 @@ class PassLog:
 
     def is_same(self) -> bool:
         """Return whether the gradients are the tensors of the last look; their values may have changed."""
-        return bool(self._seen) and all(one.grad is not None and one.grad is last() for one, last, _ in self._seen)
+        return bool(self._seen) and all(
+            param.grad is not None and param.grad is last() for param, last, _ in self._seen
+        )
 
     def changes(self) -> int:
         """Return how often gradients were changed in place since the last look, as by clipping: once."""
-        return max((one.grad._version - seen for one, _, seen in self._seen if one.grad is not None), default=0)
+        return max((param.grad._version - seen for param, _, seen in self._seen if param.grad is not None), default=0)
 
     def look(self) -> Verdict | None:
         """Return a verdict on the gradients as they are now; None if there are none."""
-        if self._check is None or all(one.grad is None for one in self.params):
+        if self._check is None or all(param.grad is None for param in self.params):
             return None
         # Where this rank counts none of them, others do.
-        grads = [_dense(one.grad) if here else None for one, here in zip(self.params, self.counted_here, strict=True)]
-        whole = not any(one.grad is not None and one.grad.is_sparse for one in self.params)  # as the weights' shapes
-        return self._check(grads, self.one, skip_on_overflow=False, offenders_only=whole)
+        grads = [
+            _dense(param.grad) if here else None for param, here in zip(self.params, self.counted_here, strict=True)
+        ]
+        # as the weights' shapes
+        whole = not any(param.grad is not None and param.grad.is_sparse for param in self.params)
+        return self._check(grads, self.unit_scale, skip_on_overflow=False, offenders_only=whole)
 
     @torch.no_grad()
     def look_at_step(self) -> Verdict | None:
@@ -186,53 +191,53 @@ class PassLog:
 
     def rates(self) -> tuple[float | Tensor, ...]:
         """Return the learning rates of all groups as they are now; NaN for an optimizer that chooses them itself."""
-        found = (group.get("lr") for group in self._optimizer.param_groups)
-        return tuple(math.nan if one is None else one.clone() if isinstance(one, Tensor) else one for one in found)
+        rates = (group.get("lr") for group in self._optimizer.param_groups)
+        return tuple(math.nan if rate is None else rate.clone() if isinstance(rate, Tensor) else rate for rate in rates)
 
     def tensors(self) -> Tensors:
         """Return weights and gradients by name, without those that another rank counts."""
         here = zip(self.names, self.params, self.counted_here, strict=True)
-        return {name: (part(one.detach()), _dense(one.grad)) for name, one, counted in here if counted}
+        return {name: (part(param.detach()), _dense(param.grad)) for name, param, counted in here if counted}
 
     def scalar(self, loss: Tensor | float) -> Tensor:
         """Return a copy of a loss, float32 ()."""
         loss = torch.as_tensor(loss)
         if loss.numel() != 1:
             raise UsageError(f"the loss of a step has the shape {list(loss.shape)}", "give a scalar, such as its mean")
-        return loss.detach().float().reshape(()).to(self.one.device, copy=True)
+        return loss.detach().float().reshape(()).to(self.unit_scale.device, copy=True)
 
     def _given(self) -> list[nn.Parameter]:
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
+        return [param for group in self._optimizer.param_groups for param in group["params"]]
 
     def _begin(self) -> None:
         params = self._given()
-        whole = [one for model in self._models.values() for one in model.parameters()]
+        whole = [param for model in self._models.values() for param in model.parameters()]
         self.sharded = any(map(is_sharded, [*params, *whole]))  # one for the run: all ranks have records then, or one
         self.ranks = 1 if self.sharded else world_size()  # ranks whose own gradients are looked at before others'
-        self.ids = [id(one) for one in params]
+        self.ids = [id(param) for param in params]
         order = {key: at for at, key in enumerate(self._all_names)}
         # Frozen ones too: they may thaw, and the first pass after that is looked at like any other.
-        floating = [one for one in params if one.is_floating_point() or one.is_complex()]
-        self.params = sorted(floating, key=lambda one: order.get(id(one), len(order)))
-        self.names = tuple(self._all_names.get(id(one), f"parameter{at}") for at, one in enumerate(self.params))
-        if len(devices := {str(one.device) for one in self.params}) > 1:
+        floating = [param for param in params if param.is_floating_point() or param.is_complex()]
+        self.params = sorted(floating, key=lambda param: order.get(id(param), len(order)))
+        self.names = tuple(self._all_names.get(id(param), f"parameter{at}") for at, param in enumerate(self.params))
+        if len(devices := {str(param.device) for param in self.params}) > 1:
             raise ConfigError(
                 f"the parameters of an optimizer are on {' and '.join(sorted(devices))}, and a watch looks at one",
                 "give the parameters of each device an optimizer of their own",
             )
-        self.counted_here = [_is_counted_here(one) if self.sharded else True for one in self.params]
+        self.counted_here = [_is_counted_here(param) if self.sharded else True for param in self.params]
         device = self.params[0].device if self.params else torch.device("cpu")
-        own = [as_real(part(one.detach())) for one in self.params]
+        own = [as_real(part(param.detach())) for param in self.params]
         self._check = OverflowCheck(own, exact=False) if own else None
-        self.one, self.zero = torch.ones(1, device=device), torch.zeros((), device=device)
+        self.unit_scale, self.zero = torch.ones(1, device=device), torch.zeros((), device=device)
         self.unknown = torch.full((), math.nan, device=device)
-        if self.params and not any(id(one) in self._all_names for one in self.params):
+        if self.params and not any(id(param) in self._all_names for param in self.params):
             self.not_looked_at = (
                 "the optimizer has none of the model's parameters, as with master weights by hand: gradients are "
                 "looked at when it steps, after clipping, and not the model's own, nor passes that no update follows"
             )
             warn(f"mptrain.watch: {self.not_looked_at}")
-        self._handles = [hook for one in self.params if (hook := self._hooked(one)) is not None]
+        self._handles = [hook for param in self.params if (hook := self._hooked(param)) is not None]
 
     def _hooked(self, parameter: nn.Parameter) -> Any:
         known, thawed = ref(self), parameter.requires_grad
@@ -273,12 +278,12 @@ class PassLog:
         """Look at this rank's own gradients, and again when what others have queued is done: DDP averages them."""
         self._follower.before_pass()
         # On a device torch calls this in a thread of its own, where nothing is known of an exception.
-        self._within = self.stepping and (not self.one.is_cpu or is_within_step(self._optimizer))
+        self._within = self.stepping and (not self.unit_scale.is_cpu or is_within_step(self._optimizer))
         if running_pass() != self._added and not (self._within and self.inside) and not self._goes_on():
             self.abandon()
         if self.ranks > 1 and self._views is False:
-            there = [one for one in self.params if one.grad is not None]
-            grads = [one.grad for one in there if one.grad is not None]
+            there = [param for param in self.params if param.grad is not None]
+            grads = [param.grad for param in there if param.grad is not None]
             self._local = dict(zip(map(id, there), _magnitudes(grads), strict=True))
         after_backward(self._follower.guarded(self._look))
 
@@ -292,12 +297,12 @@ class PassLog:
         if self._views and self.ranks > 1:
             return not self._fresh
         return any(
-            one.grad is not None
+            param.grad is not None
             and (
-                one.grad.requires_grad
-                or (one.grad is last() and one.grad._version <= seen + (id(one) in self._reached))
+                param.grad.requires_grad
+                or (param.grad is last() and param.grad._version <= seen + (id(param) in self._reached))
             )
-            for one, last, seen in self._seen
+            for param, last, seen in self._seen
         )
 
     @torch.no_grad()
@@ -307,12 +312,12 @@ class PassLog:
         if self._consumed is not None and running_pass() == self._consumed:
             return
         self.refresh()
-        there = [(one, one.grad) for one in self.params if one.grad is not None]
+        there = [(param, param.grad) for param in self.params if param.grad is not None]
         known, self._views = self._views, self.ranks > 1 and any(_is_view(grad) for _, grad in there)
         # Where gradients have just become views, DDP may have averaged them before they were looked at.
         local = None if known is False and self._views else self._local_magnitudes()
         self._local = {}
-        self._seen = [(one, ref(grad), grad._version) for one, grad in there[:: max(1, len(there) // _REMEMBERED)]]
+        self._seen = [(param, ref(grad), grad._version) for param, grad in there[:: max(1, len(there) // _REMEMBERED)]]
         if (verdict := self.look()) is None:
             return
         before, loss = self._open, None if self._open is None else self._open.loss
@@ -348,15 +353,15 @@ class PassLog:
         """Return the largest magnitude of each parameter's gradient on this rank, or 0 without one."""
         if self.ranks == 1:
             return None
-        found = torch.stack([self._local.get(id(one), self.zero) for one in self.params])
-        return found.to(widest(self.one.device))
+        largest = torch.stack([self._local.get(id(param), self.zero) for param in self.params])
+        return largest.to(widest(self.unit_scale.device))
 
     def _sum(self, loss: Tensor | None, *, earlier: bool, single: bool = False) -> Tensor | None:
-        for one in take_losses(earlier=earlier):
-            if one is None or loss is self.unknown or (single and loss is not None):
+        for pass_loss in take_losses(earlier=earlier):
+            if pass_loss is None or loss is self.unknown or (single and loss is not None):
                 loss = self.unknown
             else:
-                loss = self.scalar(one) if loss is None else loss + self.scalar(one)
+                loss = self.scalar(pass_loss) if loss is None else loss + self.scalar(pass_loss)
         return loss
 
 
@@ -379,9 +384,9 @@ def first_not_finite(before: Verdict, now: Verdict, norm: Verdict | None = None)
 
 def _magnitudes(grads: Sequence[Tensor]) -> list[Tensor]:
     """Return the largest magnitude of each gradient, float32 (); inf or NaN if it is not finite."""
-    values = [(one._values() if one.is_sparse else one).detach() for one in grads]
-    filled = [one if one.numel() else one.new_zeros(1) for one in values]
-    return [one.float() for one in (foreach_norm(filled, math.inf) if filled else ())]
+    values = [(grad._values() if grad.is_sparse else grad).detach() for grad in grads]
+    filled = [tensor if tensor.numel() else tensor.new_zeros(1) for tensor in values]
+    return [norm.float() for norm in (foreach_norm(filled, math.inf) if filled else ())]
 
 
 def _is_view(grad: Tensor) -> bool:

@@ -155,11 +155,11 @@ class RunFiles(RecordFiles):
             return
         if isinstance(record, StepRecord):
             self._steps, scale = max(self._steps, record.step), record.loss_scale
-            found = self._of(record.learner)
+            totals = self._of(record.learner)
             made = record.step - self._loop.steps
             skipped = made - record.updates
-            found |= {"updates": record.updates, "skipped": skipped, "skip_rate": skipped / made}
-            path = found.setdefault("scale", {"first": scale, "min": scale, "max": scale})
+            totals |= {"updates": record.updates, "skipped": skipped, "skip_rate": skipped / made}
+            path = totals.setdefault("scale", {"first": scale, "min": scale, "max": scale})
             path |= {"min": min(path["min"], scale), "max": max(path["max"], scale), "last": scale}
             if math.isfinite(record.loss):
                 self._losses.setdefault(record.learner, deque(maxlen=_LAST_LOSSES)).append(record.loss)
@@ -175,11 +175,11 @@ class RunFiles(RecordFiles):
         elif isinstance(record, EventRecord) and record.kind == "not_looked_at":
             self._not_looked_at.append(record.fields["what"])
         elif isinstance(record, EventRecord) and record.kind in ("abandoned", "abandoned_passes"):
-            found = self._of(record.fields["learner"])
+            totals = self._of(record.fields["learner"])
             if record.kind == "abandoned_passes":
-                found["left_out"] = record.fields["count"]
+                totals["left_out"] = record.fields["count"]
             else:
-                found["left_out"] = found.get("left_out", 0) + 1
+                totals["left_out"] = totals.get("left_out", 0) + 1
 
     def _of(self, learner: str) -> dict[str, Any]:
         return self._learners.setdefault(learner, {"overflows": {}})
@@ -197,7 +197,7 @@ class RunFiles(RecordFiles):
         if not_seen:
             self._precision["note"] = not_seen
         self._write_config()
-        seen = {name: ", ".join(found) for name, found in self._precision.items() if isinstance(found, dict)}
+        seen = {name: ", ".join(counts) for name, counts in self._precision.items() if isinstance(counts, dict)}
         words = "; ".join([*(f"{name} {dtypes}" for name, dtypes in seen.items() if dtypes), *filter(None, [not_seen])])
         self._state = replace(self._state, parts={**self._state.parts, "precision": words})
         self._directory.write_state(self._state)
@@ -246,7 +246,8 @@ def _dtypes(record: HistogramRecord) -> dict[str, Any]:
     """Return the numbers of tensors by dtype as they were seen, not as an option says, and the dtype of products."""
     kinds: dict[str, TensorKind] = {"parameters": "weights", "gradients": "weight_gradients", "outputs": "activations"}
     seen = {
-        name: dict(Counter(one.dtype for one in record.tensors.get(kind, {}).values())) for name, kind in kinds.items()
+        name: dict(Counter(histogram.dtype for histogram in record.tensors.get(kind, {}).values()))
+        for name, kind in kinds.items()
     }
     half = [dtype for dtype in ("float16", "bfloat16") if dtype in seen["outputs"]]
     compute = half[0] if half else "float32"

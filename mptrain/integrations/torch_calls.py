@@ -29,10 +29,10 @@ def take_losses(*, earlier: bool) -> list[Tensor | None]:
     FSDP2 does not synchronise gradients, its parameters get none, and nobody looks at them.
     """
     global _taken
-    found = [*(_earlier if earlier else ()), *_running[:1]]
+    losses = [*(_earlier if earlier else ()), *_running[:1]]
     _earlier.clear()
     _taken = _passes
-    return found
+    return losses
 
 
 def running_pass() -> int | None:
@@ -64,8 +64,8 @@ def _keeping(backward: Callable[..., Any]) -> Callable[..., Any]:
         tensors = tensors if isinstance(tensors, Tensor | tuple | list) else tuple(tensors)  # a generator, for one
         roots = (tensors,) if isinstance(tensors, Tensor) else tensors
         given = args[0] if args else kwargs.get("grad_tensors")
-        one = len(roots) == 1 and isinstance(roots[0], Tensor)  # no edge of the graph
-        alone = one and roots[0].numel() == 1 and given is None  # checkpointing gives gradients
+        single = len(roots) == 1 and isinstance(roots[0], Tensor)  # no edge of the graph
+        alone = single and roots[0].numel() == 1 and given is None  # checkpointing gives gradients
         _running.append(roots[0].detach() if alone else None)
         try:
             return backward(tensors, *args, **kwargs)
@@ -123,14 +123,14 @@ def listen(scaler: torch.amp.GradScaler, listener: Listener) -> Callable[[], Non
 def _telling(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
     def wrapper(self: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-        found = _LISTENERS.pop(self, None) if self.is_enabled() else None
-        if found is None or (listener := found()) is None:
+        reference = _LISTENERS.pop(self, None) if self.is_enabled() else None
+        if reference is None or (listener := reference()) is None:
             return update(self, *args, **kwargs)
         listener.before_update()
         try:
             return update(self, *args, **kwargs)  # of a subclass, it may call a wrapped method of its base
         finally:
-            _LISTENERS[self] = found
+            _LISTENERS[self] = reference
             listener.after_update()
 
     return wrapper

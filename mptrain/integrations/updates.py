@@ -211,9 +211,8 @@ class _Log(LearnerLog):
             )
         elif facts.applied_known and row.loss_scale == 1:
             self._look_for_scale(step, row, facts.changes, sink)
-        applied = row.lr if facts.applied_known else None  # the rate has no place of its own on the device
-        lr = rates[0] if rates else math.nan
-        self.record(step, epoch, row._replace(lr=lr), sink, loss_known=facts.loss_known, applied_norm=applied)
+        row = row._replace(lr=rates[0] if rates else math.nan)
+        self.record(step, epoch, row, sink, loss_known=facts.loss_known, applied_known=facts.applied_known)
 
     def say(self, step: int, what: str, sink: Sink) -> bool:
         """Say once what was not looked at; return whether it is said now."""
@@ -229,7 +228,7 @@ class _Log(LearnerLog):
 
         It divides gradients by a power of two each time, or changes them at least twice, which clipping does once.
         """
-        ratio = row.grad_norm / row.lr if row.lr else 0.0
+        ratio = row.grad_norm / row.applied_norm if row.applied_norm else 0.0
         power = 2.0 ** round(math.log2(ratio)) if math.isfinite(ratio) and ratio >= _SCALES else 0.0
         power = power if power and math.isclose(ratio, power, rel_tol=1e-3) else 0.0
         self._divided = self._divided + 1 if changes > 1 or power else 0
@@ -312,7 +311,7 @@ class UpdateHistograms(HistogramWatch):
                 continue
             belongs: dict[str, bool] = {}
             for name, module in model.named_modules():
-                ids = {id(one) for one in module.parameters()}
+                ids = {id(parameter) for parameter in module.parameters()}
                 belongs[name] = bool(ids & own) if ids else belongs.get(name.rpartition(".")[0], False)
                 if belongs[name] and is_looked_at(module):
                     look = self._hook(prefix + without_wrappers(name), self._hooks)
@@ -334,9 +333,9 @@ class UpdateHistograms(HistogramWatch):
         """
         self.close()
         if not moves:
-            for name, one in self._before.items():
-                if one.moving is not None:
-                    self._before[name] = one._replace(moving=torch.zeros_like(one.moving))
+            for name, before in self._before.items():
+                if before.moving is not None:
+                    self._before[name] = before._replace(moving=torch.zeros_like(before.moving))
         if self._verdict is not None:
             self._verdict, self._scale = self._verdict._replace(skip=skip), scale
             self._try(self.updated, _weights(tensors))
@@ -346,9 +345,9 @@ class UpdateHistograms(HistogramWatch):
 
     @override
     def records(self) -> Sequence[HistogramRecord]:
-        found: list[HistogramRecord] = []
-        self._try(lambda: found.extend(HistogramWatch.records(self)))
-        return found
+        records: list[HistogramRecord] = []
+        self._try(lambda: records.extend(HistogramWatch.records(self)))
+        return records
 
     def close(self) -> None:
         """Take the hooks off the modules."""

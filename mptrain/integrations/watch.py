@@ -162,7 +162,7 @@ class Watch(Owner, Listener):
         steps: int = 0,
     ) -> None:
         given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-        models, optimizers = named_models(model), [_with_inner(one) for one in given]
+        models, optimizers = named_models(model), [_with_inner(outer) for outer in given]
         names, log = parameter_names(models), log or LogOptions()
         labels = ["main"] if len(optimizers) == 1 else [f"optimizer{at}" for at in range(len(optimizers))]
         self._newest = _Newest()
@@ -175,7 +175,7 @@ class Watch(Owner, Listener):
         with contextlib.ExitStack() as undo:
             if self._scaler is not None:
                 undo.callback(listen(self._scaler, self))
-            innermost = [one[-1] for one in optimizers]
+            innermost = [chain[-1] for chain in optimizers]
             files = (
                 None
                 if dir is None
@@ -186,9 +186,9 @@ class Watch(Owner, Listener):
             undo.callback(watch_losses())
             with contextlib.ExitStack() as hooks:
                 written = self._files[0].flush if self._files else lambda: None
-                for label, one in zip(labels, optimizers, strict=True):
+                for label, chain in zip(labels, optimizers, strict=True):
                     updates = UpdateLog(label, self._sink, log, written, steps)
-                    learner = WatchedLearner(one, names, updates, self, models=models, every=every)
+                    learner = WatchedLearner(chain, names, updates, self, models=models, every=every)
                     hooks.callback(learner.detach)
                     self.learners.append(learner)
                 self._hooks = hooks.pop_all()
@@ -233,7 +233,7 @@ class Watch(Owner, Listener):
 
         With several optimizers the names start with that of the optimizer and a slash.
         """
-        found: dict[str, Any] = {}
+        last: dict[str, Any] = {}
         for learner in self.learners:
             name = learner.name
             if (step := self._newest.steps.get(name)) is None:
@@ -248,8 +248,8 @@ class Watch(Owner, Listener):
                 "shard_grad_norm" if learner.passes.sharded else "grad_norm": step.grad_norm,
                 "nonfinite": [tensor for tensor, _ in tensors],
             }
-            found |= {prefix + key: value for key, value in values.items()}
-        return found
+            last |= {prefix + key: value for key, value in values.items()}
+        return last
 
     def flush(self) -> None:
         """Write the records of all updates so far; waits for the device. Any thread may call it."""
@@ -346,9 +346,9 @@ class Watch(Owner, Listener):
     def _record_pending(self) -> None:
         """Record the updates between the last two calls of the scaler's ``update``."""
         after = self.loss_scale()
-        for learner, before, found in self._pending:
-            if found is not None:
-                learner.complete(before, after, found)
+        for learner, before, found_infs in self._pending:
+            if found_infs is not None:
+                learner.complete(before, after, found_infs)
             else:
                 learner.abandon(before, after)
         self._pending = []
@@ -356,7 +356,7 @@ class Watch(Owner, Listener):
     def _asked(self, learner: WatchedLearner) -> torch.optim.Optimizer:
         """Return the optimizer that the scaler was given: the one that updates, or one that wraps it."""
         assert self._scaler is not None
-        known = (one for one in learner.optimizers if found_overflow(self._scaler, one))
+        known = (optimizer for optimizer in learner.optimizers if found_overflow(self._scaler, optimizer))
         return next(known, learner.optimizer)
 
     def __enter__(self) -> Watch:
@@ -443,24 +443,24 @@ def _with_inner(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
     The last one updates. One that wraps others has them in an attribute; an optimizer that has one of other parameters
     than its own, for a part of them, is none of these.
     """
-    found = [optimizer]
+    optimizers = [optimizer]
     while True:
-        outer = found[-1]
-        inside = [one for one in vars(outer).values() if isinstance(one, torch.optim.Optimizer)]
-        inside = [one for one in inside if all(one is not other for other in found)]
+        outer = optimizers[-1]
+        inside = [inner for inner in vars(outer).values() if isinstance(inner, torch.optim.Optimizer)]
+        inside = [inner for inner in inside if all(inner is not other for other in optimizers)]
         if len(inside) != 1 or (isinstance(outer, torch.optim.Optimizer) and _updates(outer) != _updates(inside[0])):
             break
-        found.append(inside[0])
-    if not isinstance(found[-1], torch.optim.Optimizer):
+        optimizers.append(inside[0])
+    if not isinstance(optimizers[-1], torch.optim.Optimizer):
         raise UsageError(
-            f"{type(found[-1]).__name__} is no torch.optim.Optimizer, and has not one in an attribute",
+            f"{type(optimizers[-1]).__name__} is no torch.optim.Optimizer, and has not one in an attribute",
             "give the optimizers that it steps, in a list",
         )
-    return tuple(found)
+    return tuple(optimizers)
 
 
 def _updates(optimizer: torch.optim.Optimizer) -> list[int]:
-    return [id(one) for group in optimizer.param_groups for one in group["params"]]
+    return [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _checked(scaler: Any, loss_scale: Callable[[], float | Tensor] | None) -> torch.amp.GradScaler | None:
@@ -469,7 +469,11 @@ def _checked(scaler: Any, loss_scale: Callable[[], float | Tensor] | None) -> to
         return None
     name = type(scaler).__name__
     if not isinstance(scaler, torch.amp.GradScaler):
-        inside = [key for key, one in getattr(scaler, "__dict__", {}).items() if isinstance(one, torch.amp.GradScaler)]
+        inside = [
+            key
+            for key, attribute in getattr(scaler, "__dict__", {}).items()
+            if isinstance(attribute, torch.amp.GradScaler)
+        ]
         raise UsageError(
             f"{name} is no torch.amp.GradScaler",
             f"give its attribute {inside[0]}" if inside else "give loss_scale=, a function that returns its scale",
@@ -489,23 +493,25 @@ def _files(
     by_hand: bool,
 ) -> RecordFiles:
     """Return the sink of this rank's files in a new run directory."""
-    parameters = [one for each in models.values() for one in each.parameters()]
+    parameters = [parameter for each in models.values() for parameter in each.parameters()]
     sharded = any(map(is_sharded, parameters))
     if rank() > 0:
         return rank_files(root.absolute(), rank(), sharded=sharded)
-    dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in parameters}))
+    dtypes = ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}))
     kinds = ", ".join(type(unwrapped(each)).__name__.removeprefix("FSDP" * sharded) for each in models.values())
     # Replicas have one record; of a pipeline, or of ranks that average by hand, it is not known to be that of all.
-    alike = sharded or any(isinstance(one, nn.parallel.DistributedDataParallel) for one in models.values())
+    alike = sharded or any(isinstance(model, nn.parallel.DistributedDataParallel) for model in models.values())
     whose = "" if world_size() == 1 or alike else f", as rank 0 of {world_size()} has it"
     parts = {
-        "model": f"{kinds}, {sum(one.numel() for one in parameters):,} parameters{whose}",
+        "model": f"{kinds}, {sum(parameter.numel() for parameter in parameters):,} parameters{whose}",
         "precision": f"parameters {dtypes}" + ", sharded (FSDP2)" * sharded,
         "scaler": "of the loop's own" if by_hand else "none" if scaler is None else _described(scaler),
-        "optimizer": "; ".join(f"{type(one).__name__}(lr={_first_rate(one):g})" for one in optimizers),
+        "optimizer": "; ".join(
+            f"{type(optimizer).__name__}(lr={_first_rate(optimizer):g})" for optimizer in optimizers
+        ),
     }
     device = parameters[0].device if parameters else torch.device("cpu")
-    kinds_inside = {type(one) for each in models.values() for one in each.modules() if one._parameters}
+    kinds_inside = {type(module) for each in models.values() for module in each.modules() if module._parameters}
     own = sorted(kind.__name__ for kind in kinds_inside if not kind.__module__.startswith("torch.nn."))
     inside = f"{', '.join(own[:3])}{' and others' * (len(own) > 3)}"
     loop = WatchedLoop(parts, {} if scaler is None else _rule(scaler), device, sharded, steps, inside)
@@ -538,8 +544,8 @@ def _rule(scaler: torch.amp.GradScaler) -> dict[str, float]:
 
 def _leave_to_parent() -> None:
     """End all watches in a forked child, which has the parent's hooks, buffers and files."""
-    for one in list(_watches):
-        one.leave_to_parent()
+    for active in list(_watches):
+        active.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

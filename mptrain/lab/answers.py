@@ -76,17 +76,24 @@ class RecommendAnswer(Answer):
     markdown: str
 
     @classmethod
-    def written(cls, found: Recommendation, files: ReportFiles) -> Self:
+    def written(cls, recommendation: Recommendation, files: ReportFiles) -> Self:
         """Return the data of a recommendation whose report was written."""
         learners = {}
-        for sentence, (name, one) in zip(found.sentences(), found.forecasts.items(), strict=True):
-            words = scale_words(found.opened.settings, name if len(found.forecasts) > 1 else "")
-            overrides = [] if one.recommended is None else f"{words}{2**one.recommended}".split()
+        for sentence, (name, forecast) in zip(
+            recommendation.sentences(), recommendation.forecasts.items(), strict=True
+        ):
+            words = scale_words(recommendation.opened.settings, name if len(recommendation.forecasts) > 1 else "")
+            overrides = [] if forecast.recommended is None else f"{words}{2**forecast.recommended}".split()
             learners[name] = LearnerForecast.of(
-                one, sentence=sentence, reasons=found.reasons(name), overrides=overrides
+                forecast, sentence=sentence, reasons=recommendation.reasons(name), overrides=overrides
             )
-        paths = {"run": str(found.opened.run.paths.root), "html": str(files.html), "markdown": str(files.md)}
-        return cls.of(found, **paths, learners=learners, measured=found.measured.kinds if found.measured else {})
+        paths = {"run": str(recommendation.opened.run.paths.root), "html": str(files.html), "markdown": str(files.md)}
+        return cls.of(
+            recommendation,
+            **paths,
+            learners=learners,
+            measured=recommendation.measured.kinds if recommendation.measured else {},
+        )
 
 
 class DiagnoseAnswer(Answer):

@@ -82,7 +82,7 @@ class DataReport:
     @property
     def problems(self) -> int:
         """Number of groups of copies that leak or conflict."""
-        return sum(one.leak or one.conflict for one in self.copies)
+        return sum(group.leak or group.conflict for group in self.copies)
 
 
 def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
@@ -101,14 +101,14 @@ def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
         splits: dict[str, Split] = {part: split for part in PARTS if (split := getattr(dataset, part)) is not None}
         for part, split in splits.items():
             count = getattr(split, "files", 0)
-            chosen = range(count) if count <= FILES else [place * count // FILES for place in range(FILES)]
+            chosen = range(count) if count <= FILES else [index * count // FILES for index in range(FILES)]
             files += count
             facts[part] = []
-            for done, one in enumerate(threads.map(split.read, chosen) if chosen else ()):  # type: ignore[attr-defined]
+            for done, file in enumerate(threads.map(split.read, chosen) if chosen else ()):  # type: ignore[attr-defined]
                 if done % 100 == 0:
                     tell(f"reading the files of {part}: {done:,} of {len(chosen):,}")
-                if one is not None:
-                    facts[part].append(one)
+                if file is not None:
+                    facts[part].append(file)
             read += len(chosen)
             remarks.update(split.faults.remarks)
     if getattr(dataset, "lacks", {}):
@@ -139,7 +139,7 @@ def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
 
 def _enlarged(dataset: Dataset, facts: Mapping[str, list[FileFacts]]) -> tuple[str, ...]:
     """Return a sentence if training enlarges the sides of half of the pictures at least twice, or nothing."""
-    sides, target = [min(one.size) for found in facts.values() for one in found], dataset.facts().get("image_size", 0)
+    sides, target = [min(file.size) for files in facts.values() for file in files], dataset.facts().get("image_size", 0)
     if not sides or 2 * (side := median_low(sides)) > target:
         return ()
     return (
@@ -157,21 +157,21 @@ def _survey(split: Split, facts: list[FileFacts]) -> Survey:
     survey = split.survey() if hasattr(split, "survey") else Survey()
     if not facts:
         return survey
-    sides = torch.tensor([one.size for one in facts])
+    sides = torch.tensor([file.size for file in facts])
     return Survey(survey.labels, survey.totals, {**survey.lengths, "width": sides[:, 0], "height": sides[:, 1]})
 
 
 def _sizes(facts: Mapping[str, list[FileFacts]]) -> dict[tuple[int, int], int]:
     counts: dict[tuple[int, int], int] = defaultdict(int)
-    for found in facts.values():
-        for one in found:
-            counts[one.size] += 1
+    for files in facts.values():
+        for file in files:
+            counts[file.size] += 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def _copies(facts: Mapping[str, list[FileFacts]], labels: tuple[str, ...]) -> tuple[Copies, ...]:
     groups: dict[bytes, list[tuple[str, str, str]]] = defaultdict(list)
-    for part, found in facts.items():
-        for one in sorted(found, key=lambda one: one.name):
-            groups[one.content].append((one.name, part, labels[one.label] if labels else ""))
+    for part, files in facts.items():
+        for file in sorted(files, key=lambda file: file.name):
+            groups[file.content].append((file.name, part, labels[file.label] if labels else ""))
     return tuple(Copies(*zip(*group, strict=True)) for group in groups.values() if len(group) > 1)

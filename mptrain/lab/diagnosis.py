@@ -55,12 +55,12 @@ class DiagnosisResult:
     """Result of ``mptrain diagnose``: the diagnosis of one training step, and its page.
 
     Attributes:
-        found: The diagnosis: causes of failure, statistics of modules, and remedies tried.
+        examination: The diagnosis: causes of failure, statistics of modules, and remedies tried.
         page: Path of the written HTML page; None without a run.
         steps_left: Number of steps that the run would train if it is resumed; 0 without a run, or if it has diverged.
     """
 
-    found: Examination
+    examination: Examination
     page: Path | None
     steps_left: int = 0
 
@@ -92,16 +92,16 @@ def diagnose_run(
         own_scales = _first_scales(own)
     diverged = _divergence(directory, config) if step is None and not changes else None
     remedy = diverged.remedy if diverged is not None else None
-    place = _located(directory, config, diverged.step if diverged is not None and remedy is not None else step)
+    located = _located(directory, config, diverged.step if diverged is not None and remedy is not None else step)
     if diverged is not None and remedy is None:
-        place = place.with_remarks(f"{diverged.cause.what}: a lower optimizer.lr may prevent it")
+        located = located.with_remarks(f"{diverged.cause.what}: a lower optimizer.lr may prevent it")
     if changes:
-        place = _under_changes(place, changes, own_scales)
-    found = examine(str(directory.root), config, place, learner)
+        located = _under_changes(located, changes, own_scales)
+    examination = examine(str(directory.root), config, located, learner)
     if diverged is not None and remedy is not None:
-        found = with_cause(found, diverged.cause, remedy)
-    left = 0 if remedy is not None else _steps_left(directory, config, place.parts)
-    return DiagnosisResult(found, write_diagnosis(directory.paths.diagnosis, found, changes), left)
+        examination = with_cause(examination, diverged.cause, remedy)
+    left = 0 if remedy is not None else _steps_left(directory, config, located.parts)
+    return DiagnosisResult(examination, write_diagnosis(directory.paths.diagnosis, examination, changes), left)
 
 
 @settings_restored()
@@ -120,14 +120,14 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
         raise
     except (FirstBatchError, EnvironmentRefused):
         pass  # the examination explains it
-    place = LocatedStep(parts, moment, None, parts.notes)
-    return DiagnosisResult(examine(" ".join(config.overrides), config, place, learner), None)
+    located = LocatedStep(parts, moment, None, parts.notes)
+    return DiagnosisResult(examine(" ".join(config.overrides), config, located, learner), None)
 
 
 def _divergence(directory: RunDirectory, config: Config) -> Divergence | None:
     steps = _readable(directory, lambda run: list(run.steps()))
-    alone = all(one.learner == "main" for one in steps)
-    return explain_divergence(config, [one.loss for one in steps]) if alone else None
+    alone = all(record.learner == "main" for record in steps)
+    return explain_divergence(config, [record.loss for record in steps]) if alone else None
 
 
 def _located(directory: RunDirectory, config: Config, step: int | None) -> LocatedStep:
@@ -216,54 +216,59 @@ def _steps_left(directory: RunDirectory, config: Config, parts: Parts) -> int:
 
 
 def _first_scales(parts: Parts) -> dict[str, _FirstScale]:
-    return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
+    return {
+        learner.name: (type(learner.scaler), float(learner.scaler.initial(parts.device)["scale"]))
+        for learner in parts.learners
+    }
 
 
-def _under_changes(place: LocatedStep, changes: Sequence[str], own_scales: Mapping[str, _FirstScale]) -> LocatedStep:
+def _under_changes(located: LocatedStep, changes: Sequence[str], own_scales: Mapping[str, _FirstScale]) -> LocatedStep:
     """Return a step under a changed configuration, at the first scale of each scaler that is not the run's own."""
-    place = replace(place, because="the configuration was changed")
+    located = replace(located, because="the configuration was changed")
     changed = f"with {' '.join(changes)}, unlike the run itself"
-    if place.trained:
-        return place.with_remarks(f"{changed}; the steps in memory were trained with it too")
-    now = _first_scales(place.parts)
+    if located.trained:
+        return located.with_remarks(f"{changed}; the steps in memory were trained with it too")
+    now = _first_scales(located.parts)
     others = {name: scale for name, (kind, scale) in now.items() if own_scales.get(name) != (kind, scale)}
     if not others:
-        return place.with_remarks(changed)
+        return located.with_remarks(changed)
     shown = " and ".join(
         f"{scale_in_words(scale)}{'' if name == 'main' else f' for {name}'}" for name, scale in others.items()
     )
-    saved_step = replace(place.saved_step, scales={**place.saved_step.scales, **others})
-    place = replace(place, saved_step=saved_step)
-    return place.with_remarks(changed, f"at the first loss scale of the new scaler, {shown}")
+    saved_step = replace(located.saved_step, scales={**located.saved_step.scales, **others})
+    located = replace(located, saved_step=saved_step)
+    return located.with_remarks(changed, f"at the first loss scale of the new scaler, {shown}")
 
 
 def _moved(directory: RunDirectory, parts: Parts, failed: FailedStep) -> list[str]:
     """Return the failed learner and those after it, as far as their updates in the last step were applied."""
     names = [learner.name for learner in parts.learners]
     later = names[names.index(failed.learner) :] if failed.learner in names else names
-    applied = {one.learner for one in _steps(directory, failed.step) if not one.skipped}
+    applied = {record.learner for record in _steps(directory, failed.step) if not record.skipped}
     return [f"the {name}" for name in later if name in applied]
 
 
 def _on_record(directory: RunDirectory, step: int) -> RecordedStep:
-    losses = {one.learner: one.loss for one in _steps(directory, step)}
-    events = _readable(directory, lambda run: [one for one in run.events() if one["event"] in ("injected", "overflow")])
+    losses = {record.learner: record.loss for record in _steps(directory, step)}
+    events = _readable(
+        directory, lambda run: [event for event in run.events() if event["event"] in ("injected", "overflow")]
+    )
     injected = {event.get("step") for event in events if event["event"] == "injected"}
     overflowed = [event for event in events if event["event"] == "overflow"]
     overflows = {
-        one["learner"]: tuple((tensor, kind) for tensor, kind in one["tensors"])
-        for one in overflowed
-        if one["step"] == step
+        event["learner"]: tuple((tensor, kind) for tensor, kind in event["tensors"])
+        for event in overflowed
+        if event["step"] == step
     }
     ceilings: dict[str, float] = {}
-    for one in overflowed:
-        if one["loss"] == "finite" and one["step"] not in injected:
-            ceilings[one["learner"]] = min(one["loss_scale"], ceilings.get(one["learner"], math.inf))
+    for event in overflowed:
+        if event["loss"] == "finite" and event["step"] not in injected:
+            ceilings[event["learner"]] = min(event["loss_scale"], ceilings.get(event["learner"], math.inf))
     return RecordedStep(losses, overflows, ceilings)
 
 
 def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
-    return _readable(directory, lambda run: [one for one in run.steps() if one.step == step])
+    return _readable(directory, lambda run: [record for record in run.steps() if record.step == step])
 
 
 def _readable(directory: RunDirectory, read: Callable[[Run], list[_Record]]) -> list[_Record]:
@@ -276,13 +281,13 @@ def _readable(directory: RunDirectory, read: Callable[[Run], list[_Record]]) -> 
 
 def _unexpected(directory: RunDirectory, packages: Sequence[str]) -> tuple[str, ...]:
     """Return a sentence on the steps that overflowed unexpectedly; empty if none did."""
-    found = _readable(directory, lambda run: [one for one in run.events() if one.get("phase") == "unexpected"])
-    steps = list(dict.fromkeys(event["step"] for event in found))
+    events = _readable(directory, lambda run: [event for event in run.events() if event.get("phase") == "unexpected"])
+    steps = list(dict.fromkeys(event["step"] for event in events))
     if not steps:
         return ()
     line = command_with(f"mptrain diagnose {directory.root} --step {steps[0]}", packages)
     which = "step" if len(steps) == 1 else "steps"
-    return (f"{which} {listed([str(one) for one in steps])} overflowed unexpectedly; to examine the first: {line}",)
+    return (f"{which} {listed([str(step) for step in steps])} overflowed unexpectedly; to examine the first: {line}",)
 
 
 def _moment(config: Config, parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep:
@@ -321,7 +326,7 @@ class FailedStep:
 
     def with_state(self, state: Mapping[str, Any], parts: Parts, *, done: bool) -> SavedStep:
         """Return the step with the state of a checkpoint, saved after the step (``done``) or after an earlier one."""
-        logs = {one.name: state["accounts"][one.name]["last"] for one in parts.learners}
+        logs = {learner.name: state["accounts"][learner.name]["last"] for learner in parts.learners}
         scales = {name: float(last["loss_scale"]) if last else 1.0 for name, last in logs.items()}
         scales[self.learner] = self.loss_scale
         random, batch = self.random or state["random"], self.batch.to(parts.device)

@@ -54,8 +54,8 @@ def with_fp32_values(config: Config, state: Mapping[str, Any]) -> dict[str, Any]
     Such a tensor is a constant, such as a table of positions in a buffer, or not trained yet. In half precision its
     values are rounded and clamped, and FP32 would otherwise start from them too. ``state`` is that of a checkpoint.
     """
-    dtypes = {getattr(one, "dtype", None) for one in (*state["model"].values(), *state["carried"].values())}
-    if (half := next((one for one in (torch.float16, torch.bfloat16) if one in dtypes), None)) is None:
+    dtypes = {getattr(tensor, "dtype", None) for tensor in (*state["model"].values(), *state["carried"].values())}
+    if (half := next((dtype for dtype in (torch.float16, torch.bfloat16) if dtype in dtypes), None)) is None:
         return dict(state)
     try:
         wide = with_overrides(config, "precision=fp32")
@@ -68,7 +68,7 @@ def with_fp32_values(config: Config, state: Mapping[str, Any]) -> dict[str, Any]
     finally:
         set_matmul_precision(config.precision)
     model, carried = (
-        {name: _unrounded(one, built.get(name), half) for name, one in state[at].items()}
+        {name: _unrounded(tensor, built.get(name), half) for name, tensor in state[at].items()}
         for at, built in (("model", parts.model.state_dict()), ("carried", parts.carried()))
     )
     return {**state, "model": model, "carried": carried}
@@ -76,7 +76,7 @@ def with_fp32_values(config: Config, state: Mapping[str, Any]) -> dict[str, Any]
 
 def _unrounded(value: Any, exact: Any, half: torch.dtype) -> Any:
     """Return an exact tensor if a value is its cast, which is clamped to the range of a dtype; else the value."""
-    both = all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in (value, exact))
+    both = all(isinstance(tensor, torch.Tensor) and tensor.is_floating_point() for tensor in (value, exact))
     return exact if both and torch.equal(limited(exact, half).to(value), value) else value
 
 
@@ -117,7 +117,7 @@ class DiagnosisCase:
         if scale is not None:
             scales = {learner.name: scale for learner in parts.learners}
         elif any(word.startswith("precision=") for word in words):
-            scales = {one.name: float(one.scaler.initial(parts.device)["scale"]) for one in parts.learners}
+            scales = {learner.name: float(learner.scaler.initial(parts.device)["scale"]) for learner in parts.learners}
         return self._another(config, parts, scales)
 
     def at_scale(self, scale: float) -> DiagnosisCase:
@@ -199,7 +199,7 @@ class DiagnosisCase:
         if not self.seen.finite or not self.is_sound:
             return ()
         agree = f"; {describe_errors(self.accuracy)}" if self.accuracy is not None else ""
-        infinite = [f"{one.what}{agree}" for one in find_causes(self.seen)]
+        infinite = [f"{finding.what}{agree}" for finding in find_causes(self.seen)]
         more = inexact(self.seen, self.accuracy) if self.accuracy is not None else []
         if self.rounded:
             dtype = self.config.precision.parameters
@@ -276,7 +276,7 @@ class DiagnosisCase:
 
 def observation_of(seen: tuple[Observation, ...], learner: str) -> Observation:
     """Return the observation of the named learner among those of all learners in a step."""
-    return next(one for one in seen if one.learner == learner)
+    return next(observation for observation in seen if observation.learner == learner)
 
 
 def without_initial_nonfinite(seen: Observation, config: Config) -> Observation:
@@ -287,5 +287,5 @@ def without_initial_nonfinite(seen: Observation, config: Config) -> Observation:
     if not seen.weights:
         return seen
     fresh, _ = build(config, weights=False)
-    built = {name for name, one in fresh.model.named_buffers() if not bool(one.isfinite().all())}
-    return replace(seen, weights=tuple(one for one in seen.weights if one.name not in built))
+    built = {name for name, buffer in fresh.model.named_buffers() if not bool(buffer.isfinite().all())}
+    return replace(seen, weights=tuple(tensor for tensor in seen.weights if tensor.name not in built))

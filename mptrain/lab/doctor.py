@@ -110,11 +110,16 @@ def check_scaling(
     require_support(policy, resolve_device(config.device))
     report = _check(config, tell)
     words = next(
-        (one for one in proposals(report.findings, report.evidence) if _helps(config, one, report, tell)), None
+        (
+            override
+            for override in proposals(report.findings, report.evidence)
+            if _helps(config, override, report, tell)
+        ),
+        None,
     )
-    if report.modules and not any(one.kind == "fp32" for one in report.findings):
+    if report.modules and not any(finding.kind == "fp32" for finding in report.findings):
         words = words or "precision=fp32"  # in which the check computed the step too
-    zero = [one.name for one in report.modules if one.reference == 0]
+    zero = [module.name for module in report.modules if module.reference == 0]
     return replace(report, findings=with_words(report.findings, words, advise, zero))
 
 
@@ -127,8 +132,10 @@ def _helps(config: Config, words: str, report: ScalingReport, tell: Callable[[st
     except (ConfigError, EnvironmentRefused):
         return False
     before = largest_errors(report.evidence.outputs, report.modules) if report.modules else None
-    stay = {(one.kind, one.where) for one in report.findings if not one.keep}
-    new = {(one.kind, one.where) for one in after.findings if one.kind != "fp32"} - stay  # FP32 has the others too
+    stay = {(finding.kind, finding.where) for finding in report.findings if not finding.keep}
+    new = {
+        (finding.kind, finding.where) for finding in after.findings if finding.kind != "fp32"
+    } - stay  # FP32 has the others too
     errors = largest_errors(after.evidence.outputs, after.modules)
     coarser = after.evidence.form.epsilon / report.evidence.form.epsilon
     return after.evidence.fp32_finite and not new and not why_worse(before, errors, coarser)
@@ -156,7 +163,7 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
         return _report(evidence, findings(evidence), batch, fewer)
     if not passes.is_finite(wide, wide.prepare(batch)):
-        breaking = [one for one in passes.operators(wide, wide.prepare(batch)) if one.breaks]
+        breaking = [op for op in passes.operators(wide, wide.prepare(batch)) if op.breaks]
         evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
         return _report(evidence, findings(evidence), batch, fewer)
     reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights, half)
@@ -170,18 +177,22 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     parts, _ = build(config)
     prepared = parts.prepare(batch)
     observed = passes.operators(parts, prepared)
-    broken = next((one for one in observed if one.breaks), None)
+    broken = next((op for op in observed if op.breaks), None)
     lowest = -HIGHEST if broken and (broken.phase, broken.module) == ("backward", LOSS) else 0
     measured = passes.compare_scales(parts, prepared, reference, range(lowest, HIGHEST + 1, step))
     modules = by_module(measured, form, inspection.order)
     breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
-    zero = [name for name, one in reference.distances.items() if one.elements and one.reference == 0 == one.expected]
+    zero = [
+        name
+        for name, errors in reference.distances.items()
+        if errors.elements and errors.reference == 0 == errors.expected
+    ]
     saddles, dead = without_gradient(*another(), zero) if zero else ((), ())
     evidence = replace(evidence, modules=modules, outputs=reference.outputs, saddles=saddles, zero_gradient=dead)
     if wrong := wrong_outputs(evidence):
-        operations = [one for one in observed if one.phase == "forward"]
+        operations = [op for op in observed if op.phase == "forward"]
         inexact = passes.operator_errors((parts, prepared), another, inspection.outputs, wrong, form)
-        breaks_half, close = [one for one in operations if one.breaks], _close(parts, operations, form)
+        breaks_half, close = [op for op in operations if op.breaks], _close(parts, operations, form)
         evidence = replace(evidence, breaks_half=breaks_half, close=close, operators=inexact)
         evidence = replace(evidence, zeros_by=_zeros_by(operations))
     lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
@@ -203,8 +214,8 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         )
         keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, form) for name in breaks))
         evidence = replace(evidence, breaks=breaks, keep_backward=keep)
-    values = sum(one.numel() for several in inspection.outputs.values() for one in several)
-    values += sum(one.numel() for one in parts.model.parameters())
+    values = sum(tensor.numel() for several in inspection.outputs.values() for tensor in several)
+    values += sum(param.numel() for param in parts.model.parameters())
     unseen: tuple[str, ...] = ()
     if not wrong:  # what follows from wrong values says nothing
         calls, later, unseen = _headroom(config, observed, form, values, tell)
@@ -212,34 +223,34 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
     notes = (*fewer, *notes, *unseen, *_near_the_top(reference, inspection.outputs, form))
     notes += (odd,) if (odd := unaligned_in_words(parts.model)) else ()
-    found = findings(evidence)
+    problems = findings(evidence)
     wide_batch = prepared.cast(torch.float32)
     faulty = None if evidence.breaks_half else check_evaluation(parts, lambda: another()[0], wide_batch)
-    found += [faulty[0]] if faulty is not None else []
-    return _report(evidence, found, batch, notes, modules, reference.dtype)
+    problems += [faulty[0]] if faulty is not None else []
+    return _report(evidence, problems, batch, notes, modules, reference.dtype)
 
 
 def _report(
     evidence: ScalingEvidence,
-    found: Sequence[Finding],
+    problems: Sequence[Finding],
     batch: Batch,
     notes: tuple[str, ...],
     modules: Sequence[ModuleScaling] = (),
     reference: str = "",
 ) -> ScalingReport:
-    minor = tuple(one for one in found if one.minor)
-    notes = (*notes, *(f"{listed([label(name) for name in one.where])}: {one.what}" for one in minor))
-    found = [one for one in found if not one.minor]
-    return ScalingReport(evidence, found, modules, reference, batch.samples, notes, minor)
+    minor = tuple(finding for finding in problems if finding.minor)
+    notes = (*notes, *(f"{listed([label(name) for name in finding.where])}: {finding.what}" for finding in minor))
+    problems = [finding for finding in problems if not finding.minor]
+    return ScalingReport(evidence, problems, modules, reference, batch.samples, notes, minor)
 
 
-def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:
+def _near_the_top(reference: passes.Reference, half_outputs: Outputs, form: Format) -> tuple[str, ...]:
     """Return a note on the output closest to the format's largest number, which later steps may exceed; or nothing."""
     inside = [
         (errors.largest, name)
         for name, errors in reference.outputs.items()
         if HANDED not in name
-        and any(dtype_name(one) == form.name for one in said.get(name, ()))
+        and any(dtype_name(tensor) == form.name for tensor in half_outputs.get(name, ()))
         and errors.largest <= form.max
     ]
     largest, name = max(inside, default=(0.0, ""))
@@ -273,22 +284,22 @@ def _headroom(
 
 def _zeros_by(operations: Sequence[Operation]) -> dict[str, str]:
     """Return the operator that makes zeros of other numbers before one that returns inf for zeros, by module."""
-    found: dict[str, str] = {}
-    for at, one in enumerate(operations):
-        if one.breaks and not one.largest_input:
-            before = (other for other in operations[:at][::-1] if other.module == one.module and other.largest_input)
+    makers: dict[str, str] = {}
+    for at, op in enumerate(operations):
+        if op.breaks and not op.largest_input:
+            before = (other for other in operations[:at][::-1] if other.module == op.module and other.largest_input)
             made = (other for other in before if sum(counts.zeros for counts in other.outputs) > other.zero_inputs)
             if maker := next(made, None):
-                found.setdefault(one.module, operator_name(maker))
-    return found
+                makers.setdefault(op.module, operator_name(maker))
+    return makers
 
 
 def _close(parts: Parts, operations: Sequence[Operation], form: Format) -> tuple[str, ...]:
     """Return the modules close to the largest number that are of the class of a module in which values overflow."""
     classes = {name: type(module) for name, module in parts.model.named_modules()}
-    broken = {one.module: classes.get(one.module) for one in operations if one.breaks and one.kind == "inf"}
+    broken = {op.module: classes.get(op.module) for op in operations if op.breaks and op.kind == "inf"}
     kinds = {*broken.values()} - {None}
-    largest = [(max(part.largest for part in one.outputs), one.module) for one in operations if one.finite_inputs]
+    largest = [(max(part.largest for part in op.outputs), op.module) for op in operations if op.finite_inputs]
     high = [name for size, name in largest if size >= CLOSE * form.max and classes.get(name) in kinds]
     return tuple(name for name in dict.fromkeys(high) if name not in broken)
 
@@ -301,7 +312,7 @@ def _inspect_first_step(config: Config, form: Format) -> tuple[Batch, StepInspec
         started = time.perf_counter()
         inspection = inspect_step(parts, parts.prepare(batch), form)
         seconds = time.perf_counter() - started
-        values = sum(one.numel() for tensors in inspection.outputs.values() for one in tensors)
+        values = sum(tensor.numel() for tensors in inspection.outputs.values() for tensor in tensors)
         count = min(-(-values // MOST_VALUES), batch.samples // (2 * parts.plan.accumulate))
         if notes or count <= 1:
             return batch, inspection, seconds, notes
@@ -332,8 +343,8 @@ def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]
         return ()
     first = drifting[-1]
     # the lowest scale at which they drift: at higher ones the loss itself may overflow too
-    drifting_at = min(one for one in first.finite if first.errors[one] > 2 * first.tolerance)
-    scales = 2.0 ** min(first.errors, key=lambda one: first.errors[one]), 2.0**drifting_at
+    drifting_at = min(exponent for exponent in first.finite if first.errors[exponent] > 2 * first.tolerance)
+    scales = 2.0 ** min(first.errors, key=lambda exponent: first.errors[exponent]), 2.0**drifting_at
     return passes.find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
 
 
@@ -350,7 +361,7 @@ def without_gradient(parts: Parts, batch: Batch, zero: Collection[str]) -> tuple
     """
     if not runs_in_float64(parts, batch):
         return (), tuple(zero)
-    batch, values = batch.cast(torch.float64), {name: one.data for name, one in parts.model.named_parameters()}
+    batch, values = batch.cast(torch.float64), {name: param.data for name, param in parts.model.named_parameters()}
     left, before, move, generator = list(zero), -1, MOVE, torch.Generator().manual_seed(0)
     while left and len(left) != before:
         before, move = len(left), move / 2
@@ -364,8 +375,8 @@ def without_gradient(parts: Parts, batch: Batch, zero: Collection[str]) -> tuple
     return tuple(name for name in left if name not in others), tuple(others)
 
 
-def _small(found: Gradients, names: Collection[str]) -> list[str]:
-    sizes = {name: float(one.norm()) / math.sqrt(max(one.numel(), 1)) for name, one in found.items()}
+def _small(grads: Gradients, names: Collection[str]) -> list[str]:
+    sizes = {name: float(grad.norm()) / math.sqrt(max(grad.numel(), 1)) for name, grad in grads.items()}
     least = NOTHING * max(sizes.values(), default=0.0)
     return [name for name in names if sizes.get(name, 0.0) <= least]
 
@@ -394,13 +405,13 @@ def _doubt(report: ScalingReport) -> str:
     """Return what a check without findings leaves open, as a clause; empty for nothing."""
     evidence = report.evidence
     if report.modules and is_spoiled(evidence.outputs, report.modules, evidence.form):
-        gradients = min((one.expected for one in report.modules if one.judged), default=0.0)
+        gradients = min((module.expected for module in report.modules if module.judged), default=0.0)
         sums = (
             f"rounding errors of many modules add up to {error_share(max(result_error(evidence.outputs), gradients))}"
         )
         return f"{sums} of its result: train it to see whether it learns"
-    if inexact := [one for one in report.modules if one.wrong]:
-        largest = error_share(max(one.best for one in inexact))
+    if inexact := [module for module in report.modules if module.wrong]:
+        largest = error_share(max(module.best for module in inexact))
         return (
             f"gradients of {counted(len(inexact), 'module')} are off by up to {largest}, which training usually bears"
         )
@@ -414,8 +425,8 @@ def scale_notes(report: ScalingReport) -> list[str]:
 
 def _largest_error(report: ScalingReport) -> list[str]:
     """Return a sentence on the module whose gradients half precision changes most; nothing if none is judged."""
-    errors = {one.name: math.hypot(one.expected, one.best) for one in report.modules if one.judged}
-    worst = max(errors, key=lambda one: errors[one], default=None)
+    errors = {module.name: math.hypot(module.expected, module.best) for module in report.modules if module.judged}
+    worst = max(errors, key=lambda name: errors[name], default=None)
     if worst is None or math.isinf(errors[worst]):
         return []
     return [f"gradients are off by up to {error_share(errors[worst])}, most in {label(worst)}"]

@@ -70,27 +70,31 @@ def findings(evidence: ScalingEvidence) -> list[Finding]:
         *_casts(evidence),
         *_of_one(evidence),
     ]
-    judged, tolerance = [one for one in evidence.modules if one.judged], EPSILONS * evidence.form.epsilon
-    agree = all(one.half <= one.allowed(tolerance) for one in evidence.outputs.values())
-    if judged and agree and not any(one.wrong or not one.good for one in judged):  # nothing depends on infinities
+    judged, tolerance = [module for module in evidence.modules if module.judged], EPSILONS * evidence.form.epsilon
+    agree = all(errors.half <= errors.allowed(tolerance) for errors in evidence.outputs.values())
+    if (
+        judged and agree and not any(module.wrong or not module.good for module in judged)
+    ):  # nothing depends on infinities
         # BF16 has the range of FP32: norms in it lose nothing that the errors do not show.
         harmless = {"constant", "norm"} if evidence.compute == "bfloat16" else {"constant"}
-        causes = [replace(one, minor=one.minor or (one.kind in harmless and one.hint != _FILL)) for one in causes]
+        causes = [
+            replace(cause, minor=cause.minor or (cause.kind in harmless and cause.hint != _FILL)) for cause in causes
+        ]
     if not evidence.fp32_finite:
         return [*_not_finite_in_fp32(evidence), *causes, *_no_gradient(evidence)]
     causes += _outputs(evidence, causes)
-    found = [*causes, *_no_gradient(evidence), *_proportion(evidence), *_ill_conditioned(evidence)]
+    problems = [*causes, *_no_gradient(evidence), *_proportion(evidence), *_ill_conditioned(evidence)]
     if evidence.modules:
-        found += [*_overflows(evidence), *_errors(evidence, causes), *_drifts(evidence)]
-    found += _headroom(evidence, found)
-    if evidence.modules and not why_no_range(evidence, found):
-        found += _range(evidence) or _configured(evidence)
-    return found
+        problems += [*_overflows(evidence), *_errors(evidence, causes), *_drifts(evidence)]
+    problems += _headroom(evidence, problems)
+    if evidence.modules and not why_no_range(evidence, problems):
+        problems += _range(evidence) or _configured(evidence)
+    return problems
 
 
-def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
+def why_no_range(evidence: ScalingEvidence, problems: Sequence[Finding]) -> str:
     """Return the reason why the range of usable loss scales cannot be determined, as a phrase; empty if it can."""
-    kinds = {finding.kind for finding in found}
+    kinds = {finding.kind for finding in problems}
     if not evidence.fp32_finite:
         return "FP32 is not finite either, so loss scales are not evaluated"
     if not evidence.modules:
@@ -132,16 +136,16 @@ def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] |
     judged = [module for module in modules if module.judged]
     if wrong := [module for module in judged if module.wrong or not module.finite]:
         last = wrong[-1]
-        return min(last.errors, key=lambda one: last.errors[one]), [module.name for module in wrong]
+        return min(last.errors, key=lambda exponent: last.errors[exponent]), [module.name for module in wrong]
     if scales_of(modules).good or not judged:
         return None
     highest = min(module.good[-1] if module.good else 0 for module in judged)
     return highest, [module.name for module in judged if highest not in module.good]
 
 
-def proposals(found: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[str]:
+def proposals(problems: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[str]:
     """Yield the overrides to try for findings that keep modules in FP32, the least intrusive first."""
-    kept = dict.fromkeys(name for finding in found for name in finding.keep)
+    kept = dict.fromkeys(name for finding in problems for name in finding.keep)
     kept |= dict.fromkeys(_keep(evidence, evidence.close) if kept else ())
     outermost = [name for name in kept if name != LOSS and not any(is_inside(name, outer) for outer in kept)]
     if outermost and "" not in kept:
@@ -156,7 +160,7 @@ def proposals(found: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[s
 
 
 def with_words(
-    found: Sequence[Finding],
+    problems: Sequence[Finding],
     words: str | None,
     advise: Callable[[str], str] = "set {}".format,
     zero: Sequence[str] = (),
@@ -166,14 +170,14 @@ def with_words(
     ``zero`` names the modules whose gradients are zero on the batch, so that nothing was seen of what it does to them.
     """
     if words is None:
-        return list(found)
+        return list(problems)
 
-    def hint(one: Finding) -> str:
-        unseen = [name for name in zero if any(name == module or is_inside(name, module) for module in one.where)]
+    def hint(finding: Finding) -> str:
+        unseen = [name for name in zero if any(name == module or is_inside(name, module) for module in finding.where)]
         but = f" (not seen: the gradients of {listed(unseen, 3)} are zero on this batch)" if unseen else ""
-        return f"{one.hint}, or {advise(words)}{but}"
+        return f"{finding.hint}, or {advise(words)}{but}"
 
-    return [replace(one, hint=hint(one)) if one.keep else one for one in found]
+    return [replace(finding, hint=hint(finding)) if finding.keep else finding for finding in problems]
 
 
 def _keep(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
@@ -189,9 +193,13 @@ def _keep(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
 
 def _largest(evidence: ScalingEvidence, name: str) -> float:
     """Return the largest magnitude of a module's output; if it returns that of its last submodule, of the latter."""
-    within = (one for one in reversed(list(evidence.outputs)) if HANDED not in one and is_inside(one, name))
-    said = evidence.outputs.get(name) or evidence.outputs.get(next(within, ""))
-    return said.largest if said else 0.0
+    within = (
+        boundary
+        for boundary in reversed(list(evidence.outputs))
+        if HANDED not in boundary and is_inside(boundary, name)
+    )
+    errors = evidence.outputs.get(name) or evidence.outputs.get(next(within, ""))
+    return errors.largest if errors else 0.0
 
 
 def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -201,7 +209,7 @@ def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
         yield Finding("fp32", ("",), what, "check the inputs and weights with mptrain diagnose and precision=fp32")
         return
     first = evidence.breaks_fp32[0]
-    if "float16" in (*first.inputs, *(one.dtype for one in first.outputs)):
+    if "float16" in (*first.inputs, *(counts.dtype for counts in first.outputs)):
         what = (
             f"{operator_name(first)} in the {first.phase} pass returns {first.kind} in FP16, for {first.given}: "
             "the model computes it there itself, whatever the precision"
@@ -238,7 +246,7 @@ def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
             groups.setdefault((value, operator, becomes), []).append(module)
     for (value, operator, becomes), modules in groups.items():
         if becomes != "infinite":
-            attribute = next((f"{evidence.epsilons[one]}=" for one in modules if one in evidence.epsilons), "")
+            attribute = next((f"{evidence.epsilons[module]}=" for module in modules if module in evidence.epsilons), "")
             smallest = f"whose smallest number is {form.smallest_subnormal:.2g} ({operator})"
             without = ", which changes no result on this batch" if becomes == "unneeded" else ""
             what, hint = f"{attribute}{value:g} rounds to zero in {name}, {smallest}{without}", "use at least 1e-5"
@@ -262,9 +270,9 @@ def _stored(evidence: ScalingEvidence) -> Iterator[Finding]:
     if norms:
         what = f"parameters and statistics of {_count(norms, 'norm layer')} are {name}"
         yield Finding("norm", tuple(norms), what, "keep them in FP32", ("norms",))
-    if changed := [one for one in evidence.rounded if one.rpartition(".")[0] not in norms]:
+    if changed := [tensor_name for tensor_name in evidence.rounded if tensor_name.rpartition(".")[0] not in norms]:
         what = f"forward passes change {_count(changed, 'tensor')} in {name}, which rounds small changes away"
-        keep = _keep(evidence, [one.rpartition(".")[0] for one in changed])
+        keep = _keep(evidence, [tensor_name.rpartition(".")[0] for tensor_name in changed])
         yield Finding("changed", tuple(changed), what, "keep running statistics and counters in FP32", keep)
 
 
@@ -286,7 +294,7 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
     for (named, consequence, in_loss), modules in alike.items():
         form = f"{_NAMES[evidence.compute]}, where torch's autocast on CUDA uses FP32"
         hint = "compute the loss in FP32, from logits.float()" if in_loss else "call .float() on the inputs"
-        if maker := next((evidence.zeros_by[one] for one in modules if one in evidence.zeros_by), ""):
+        if maker := next((evidence.zeros_by[module] for module in modules if module in evidence.zeros_by), ""):
             hint = f"call .float() on the inputs of {maker}, which rounds values to zero"
         cancels = in_loss and not _LOSSES.isdisjoint(named.split(", "))
         what, minor = f"{named} in {form}{consequence}", not consequence and not cancels
@@ -294,15 +302,15 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
         yield Finding("narrow", tuple(modules), what, hint, keep, named, minor=minor)
 
 
-def _headroom(evidence: ScalingEvidence, found: Sequence[Finding]) -> Iterator[Finding]:
-    known = _modules([one for one in found if not one.minor])
+def _headroom(evidence: ScalingEvidence, problems: Sequence[Finding]) -> Iterator[Finding]:
+    known = _modules([finding for finding in problems if not finding.minor])
     alike: dict[str, list[tuple[str, str, float]]] = {}
     for module, operator, what, ratio in evidence.close_calls:
         if module not in known:
             alike.setdefault(operator, []).append((module, what, ratio))
     for operator, calls in alike.items():
         where = tuple(dict.fromkeys(module for module, _, _ in calls))
-        reached = max(calls, key=lambda one: one[2])[1]
+        reached = max(calls, key=lambda call: call[2])[1]
         when = f"after {evidence.later} steps in FP32" if evidence.later else "at the first step"
         what = f"{operator} in {_NAMES[evidence.compute]} may leave its range later: {reached}, {when}"
         yield Finding("headroom", where, what, "call .float() on its inputs", _keep(evidence, where), operator)
@@ -325,7 +333,7 @@ def _without_any(evidence: ScalingEvidence) -> bool:
 
 
 def _first_break(evidence: ScalingEvidence, module: str) -> Operation | None:
-    return next((one for one in evidence.breaks_half if one.module == module), None)
+    return next((op for op in evidence.breaks_half if op.module == module), None)
 
 
 def _blame(first: Operation | None, inexact: OperatorError | None) -> str:
@@ -377,7 +385,9 @@ def _proportion(evidence: ScalingEvidence) -> Iterator[Finding]:
 
 def _right_unscaled(evidence: ScalingEvidence) -> bool:
     """Return whether no learner scales its loss, and all gradients are right so: what a scale would do is no matter."""
-    right = all(one.errors.get(0, math.inf) <= one.allowed_loss for one in evidence.modules if not one.nothing)
+    right = all(
+        module.errors.get(0, math.inf) <= module.allowed_loss for module in evidence.modules if not module.nothing
+    )
     return right and all(scale == (1.0, True) for scale in evidence.scales.values())
 
 
@@ -399,7 +409,7 @@ def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
 def _overflows(evidence: ScalingEvidence) -> Iterator[Finding]:
     never = [module for module in evidence.modules[::-1] if module.judged and not module.finite]
     # Infinities of the forward pass make the gradients infinite.
-    if never and not any(math.isinf(evidence.outputs[one].half) for one in wrong_outputs(evidence).values()):
+    if never and not any(math.isinf(evidence.outputs[boundary].half) for boundary in wrong_outputs(evidence).values()):
         leaves = f"the backward pass itself exceeds the range of {_NAMES[evidence.compute]}"
         what = f"gradients of {_count(never, 'module')} ({_first(never)}) are not finite at any scale: {leaves}"
         where, hint = tuple(evidence.breaks) or _names(never), "reduce the factors that multiply gradients there"
@@ -410,12 +420,12 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
     """Yield findings on modules that make their output wrong themselves, unless another finding explains it."""
     form = _NAMES[evidence.compute]
     alike: dict[tuple[bool, str], list[tuple[str, str, OutputErrors, Operation | None]]] = {}
-    known = _modules([one for one in causes if not one.minor])
+    known = _modules([cause for cause in causes if not cause.minor])
     for name, boundary in wrong_outputs(evidence).items():
         errors, module, first = evidence.outputs[boundary], name, _first_break(evidence, name)
         if first is None:  # a parent may compute the input of this module
-            around = [one for one in evidence.breaks_half if is_inside(name, one.module)]
-            first = max(around, key=lambda one: len(one.module), default=None)
+            around = [op for op in evidence.breaks_half if is_inside(name, op.module)]
+            first = max(around, key=lambda op: len(op.module), default=None)
             module = first.module if first is not None else name
         if module not in known or not _is_known(evidence, module, first):
             inexact = evidence.operators.get(module)
@@ -423,7 +433,7 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
             alike.setdefault((math.isfinite(errors.half), operator), []).append((module, boundary, errors, first))
     for (_, operator), members in alike.items():
         where = tuple(dict.fromkeys(module for module, _, _, _ in members))
-        worst, boundary, errors, first = max(members, key=lambda one: one[2].half)
+        worst, boundary, errors, first = max(members, key=lambda member: member[2].half)
         explained = errors.explained if math.isfinite(errors.explained) else EPSILONS * evidence.form.epsilon
         off = f"off by {_percent(errors.half)} against FP64, rounding explains {_percent(explained)}"
         if errors.half <= errors.allowed(EPSILONS * evidence.form.epsilon):
@@ -443,7 +453,7 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
 
 def _modules(causes: Sequence[Finding]) -> Collection[str]:
     """Return the modules that findings are about; for a parameter or buffer, its module."""
-    return {name.rpartition(".")[0] if one.kind == "value" else name for one in causes for name in one.where}
+    return {name.rpartition(".")[0] if cause.kind == "value" else name for cause in causes for name in cause.where}
 
 
 def _is_known(evidence: ScalingEvidence, module: str, first: Operation | None) -> bool:
@@ -451,13 +461,13 @@ def _is_known(evidence: ScalingEvidence, module: str, first: Operation | None) -
     if module in evidence.half_norms:
         return True
     inexact = evidence.operators.get(module)
-    operators = {operator for one, operator in evidence.narrow if one == module}
+    operators = {operator for name, operator in evidence.narrow if name == module}
     if (
         first is not None or inexact is None or math.isinf(inexact.error)
     ):  # numbers that vanish or overflow make infinities
-        lost = (one for one in evidence.constants if one[0] == module and one[3] != "unneeded")
+        lost = (constant for constant in evidence.constants if constant[0] == module and constant[3] != "unneeded")
         operators |= {_plain(operator) for _, operator, *_ in lost}
-    operators |= {"a cast" for one, dtype in evidence.casts if one == module and dtype != evidence.compute}
+    operators |= {"a cast" for name, dtype in evidence.casts if name == module and dtype != evidence.compute}
     guilty = {_plain(operator_name(first))} if first is not None else set()
     guilty |= {_plain(inexact.operator)} if inexact is not None else set()
     return not guilty or bool(guilty & operators)
@@ -465,7 +475,9 @@ def _is_known(evidence: ScalingEvidence, module: str, first: Operation | None) -
 
 def _errors(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[Finding]:
     wrong, known = [module for module in evidence.modules if module.wrong], _modules(causes)
-    where = tuple(name for name in evidence.breaks if not any(name == one or is_inside(name, one) for one in known))
+    where = tuple(
+        name for name in evidence.breaks if not any(name == module or is_inside(name, module) for module in known)
+    )
     if wrong and (where or not evidence.breaks):
         last = wrong[-1]  # the first one in the backward pass
         off = f"off by {_percent(last.best)} at the best scale, rounding explains {_percent(last.tolerance)}"
@@ -496,14 +508,19 @@ def _range(evidence: ScalingEvidence) -> list[Finding]:
     judged = [module for module in evidence.modules if module.judged and module.good]
     if scales_of(evidence.modules).good:
         return []
-    if never := [one for one in evidence.modules[::-1] if one.judged and one.underflows and not one.good]:
-        worst = max(never[::-1], key=lambda one: one.best)
+    if never := [
+        module for module in evidence.modules[::-1] if module.judged and module.underflows and not module.good
+    ]:
+        worst = max(never[::-1], key=lambda module: module.best)
         off = f"off by {_percent(worst.best)} at 2^{max(worst.finite)}, the highest finite scale"
         those = f"those of {label(worst.name)} are {off}"
         what = f"gradients of {_count(never, 'module')} ({_first(never)}) underflow at every scale: {those}"
         where, hint = _names(never), "increase the factors that multiply their gradients"
     elif judged:
-        lowest, highest = max(judged, key=lambda one: one.good[0]), min(judged, key=lambda one: one.good[-1])
+        lowest, highest = (
+            max(judged, key=lambda module: module.good[0]),
+            min(judged, key=lambda module: module.good[-1]),
+        )
         needs = f"{label(lowest.name)} needs 2^{lowest.good[0]} or more"
         what = f"no loss scale is usable for all modules: {needs}, {label(highest.name)} 2^{highest.good[-1]} or less"
         where, hint = (lowest.name, highest.name), "increase the factors that multiply the gradients of the former"
@@ -527,10 +544,10 @@ def _configured(evidence: ScalingEvidence) -> Iterator[Finding]:
             continue
         low, high, best = scales.good[0], scales.good[-1], 2 ** (scales.best or 0)
         if scale > 2.0**high:
-            why = f"too high for {label(min(judged, key=lambda one: one.good[-1]).name)}"
+            why = f"too high for {label(min(judged, key=lambda module: module.good[-1]).name)}"
         else:
-            worst = max(judged, key=lambda one: one.good[0])
-            at = min(scales.tried, key=lambda one: abs(one - math.log2(scale)))
+            worst = max(judged, key=lambda module: module.good[0])
+            at = min(scales.tried, key=lambda exponent: abs(exponent - math.log2(scale)))
             why = f"gradients underflow, first in {label(worst.name)}, by {_percent(worst.shifts[at])}"
         what = f"the loss scale {scale_in_words(scale)} is outside the usable range 2^{low} to 2^{high}: {why}"
         hint = f"set {where} to a scale of {best}, or use a dynamic scaler"

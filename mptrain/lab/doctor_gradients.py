@@ -95,7 +95,7 @@ def compute_reference(
     parts: Parts,
     batch: Batch,
     form: Format,
-    said: Outputs,
+    half_outputs: Outputs,
     weights: Mapping[str, Tensor] | None = None,
     inputs: torch.dtype = torch.float32,
 ) -> Reference:
@@ -105,8 +105,8 @@ def compute_reference(
         parts: The run in ``precision=fp32``. Its model is left in another dtype and cannot be used afterwards.
         batch: The prepared batch.
         form: The half-precision format, for the expected rounding errors.
-        said: Outputs of each module in half precision, call by call. Those that are not finite, which changes neither
-            loss nor gradients, are replaced by exact ones.
+        half_outputs: Outputs of each module in half precision, call by call. Those that are not finite, which changes
+            neither loss nor gradients, are replaced by exact ones.
         weights: Half-precision parameters by name that produced those outputs, if any. Their rounding belongs to the
             forward pass.
         inputs: Dtype of the model's inputs in half precision, whose rounding belongs to the forward pass too.
@@ -118,11 +118,12 @@ def compute_reference(
     values = largest_values(parts.model)
     notes = disable_dropout(parts.model)
     said32: Outputs = {}
-    fp32 = _gradients_under(record_outputs(said32, said), parts, batch)
+    fp32 = _gradients_under(record_outputs(said32, half_outputs), parts, batch)
     scaled = {
-        exponent: _gradients_under(record_outputs({}, said), parts, batch, 2.0**exponent) for exponent in FP32_EXPONENTS
+        exponent: _gradients_under(record_outputs({}, half_outputs), parts, batch, 2.0**exponent)
+        for exponent in FP32_EXPONENTS
     }
-    shifts = {name: max(distance(one[name], grad) for one in scaled.values()) for name, grad in fp32.items()}
+    shifts = {name: max(distance(grads[name], grad) for grads in scaled.values()) for name, grad in fp32.items()}
     tolerance = EPSILONS * form.epsilon
     wrong = {name.rpartition(".")[0] for name, shift in shifts.items() if not shift <= tolerance * norm(fp32[name])}
     breaks = find_breaks(parts, batch, (1.0, 2.0 ** FP32_EXPONENTS[-1]), wrong, tolerance) if wrong else ()
@@ -131,15 +132,15 @@ def compute_reference(
         notes = (*notes, "the model does not run in FP64, so gradients are compared with FP32")
     batch = batch.cast(dtype)
     right: Outputs = {}
-    wide = _gradients_under(record_outputs(right, said), parts, batch)
-    if unread := _leave_out_unread(parts, batch, said, right, wide, tolerance):
-        named = ", ".join(dict.fromkeys(one or "the model" for one in unread))
+    wide = _gradients_under(record_outputs(right, half_outputs), parts, batch)
+    if unread := _leave_out_unread(parts, batch, half_outputs, right, wide, tolerance):
+        named = ", ".join(dict.fromkeys(boundary or "the model" for boundary in unread))
         notes = (*notes, f"{named}: values are not finite in {form.name}, which changes neither loss nor gradients")
-    replacement = OutputReplacement(said)
+    replacement = OutputReplacement(half_outputs)
     with _weights(parts.model, weights or {}):
         exact = _gradients_under(replacement, parts, batch.cast(inputs).cast(dtype))
     exact32 = _gradients_under(OutputReplacement(said32), parts, batch)
-    rounded = _rounded_outputs(parts, batch, form, said, inputs)
+    rounded = _rounded_outputs(parts, batch, form, half_outputs, inputs)
     return Reference(
         dtype=str(dtype).removeprefix("torch."),
         exact=exact,
@@ -157,38 +158,39 @@ def compute_reference(
             for name, grad in wide.items()
         },
         breaks=breaks,
-        outputs=_output_errors(said, right, rounded, said32, replacement),
+        outputs=_output_errors(half_outputs, right, rounded, said32, replacement),
         values=values,
         notes=notes,
     )
 
 
 def _output_errors(
-    said: Outputs, right: Outputs, rounded: Outputs, said32: Outputs, replacement: OutputReplacement
+    half_outputs: Outputs, right: Outputs, rounded: Outputs, said32: Outputs, replacement: OutputReplacement
 ) -> dict[str, OutputErrors]:
     """Return the errors at each boundary; of an output that is rounding itself, in FP64, there are none."""
-    found: dict[str, OutputErrors] = {}
+    errors: dict[str, OutputErrors] = {}
     typical = 0.0  # root mean square of the largest output so far
     for name, tensors in right.items():
         if COMPARED in name:
             continue
-        elements = sum(one.numel() for one in tensors)
-        size = math.hypot(*(norm(one.nan_to_num(0.0, 0.0, 0.0)) for one in tensors)) / math.sqrt(max(elements, 1))
+        elements = sum(tensor.numel() for tensor in tensors)
+        size = math.hypot(*(norm(tensor.nan_to_num(0.0, 0.0, 0.0)) for tensor in tensors)) / math.sqrt(max(elements, 1))
         fp32 = relative_error(said32.get(name, []), tensors)
         typical = max(typical, size)
         if 0 < size <= NOTHING * typical and fp32 > MUCH:  # such as the normalised value of a single element
-            found[name] = OutputErrors(half=0.0, explained=0.0, fp32=0.0, own=0.0)
+            errors[name] = OutputErrors(half=0.0, explained=0.0, fp32=0.0, own=0.0)
             continue
-        found[name] = OutputErrors(
-            half=relative_error(said.get(name, []), tensors),
+        errors[name] = OutputErrors(
+            half=relative_error(half_outputs.get(name, []), tensors),
             explained=relative_error(rounded.get(name, []), tensors),
             fp32=fp32,
             own=replacement.own_error(name),
             largest=max(
-                (float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) for one in tensors if one.numel()), default=0.0
+                (float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) for tensor in tensors if tensor.numel()),
+                default=0.0,
             ),
         )
-    return found
+    return errors
 
 
 def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: Sequence[int]) -> list[GradientErrors]:
@@ -211,8 +213,8 @@ def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: 
                 anchors.setdefault(name, grad)
             shifts[name][exponent] = distance(grad, anchors.get(name, grad))
     return [
-        replace(one, errors=dict(sorted(errors[name].items())), shifts=dict(sorted(shifts[name].items())))
-        for name, one in reference.distances.items()
+        replace(distances, errors=dict(sorted(errors[name].items())), shifts=dict(sorted(shifts[name].items())))
+        for name, distances in reference.distances.items()
         if errors[name]
     ]
 
@@ -223,7 +225,7 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     A learner is a model with its optimizer; a GAN has two. No weight is updated. The model is in training mode, and the
     learners keep the loss scale.
     """
-    found: Gradients = {}
+    grads: Gradients = {}
     guard = BufferGuard(parts.model)  # the dtype of the model may have changed since it was built
     with guard.unharmed(parts.task), other_random_numbers(parts.device), SameDraws():
         for learner in parts.learners:
@@ -231,11 +233,11 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
             learner.scale_state = learner.scaler.initial(parts.device)
             learner.weights.gradients.zero_grad()
             accumulate_gradients(learner, parts.model, batch, parts.plan)
-            found |= {
+            grads |= {
                 name: beside_fp64(grad).double() / scale for name, grad in learner.weights.gradients.by_name().items()
             }
             learner.weights.gradients.zero_grad()
-    return found
+    return grads
 
 
 def _gradients_under(change: Change, parts: Parts, batch: Batch, scale: float = 1.0) -> Gradients:
@@ -262,7 +264,7 @@ def operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
 def operator_errors(
     half: tuple[Parts, Batch],
     wide: Callable[[], tuple[Parts, Batch]],
-    said: Outputs,
+    half_outputs: Outputs,
     wrong: Mapping[str, str],
     form: Format,
 ) -> dict[str, OperatorError]:
@@ -271,8 +273,8 @@ def operator_errors(
     Args:
         half: The run in half precision and its prepared batch.
         wide: Function that returns a newly built run in ``precision=fp32`` and its batch.
-        said: Tensors at the boundaries of modules in half precision, call by call.
-        wrong: The boundary at which each module is wrong (a key of ``said``), by qualified name of the module.
+        half_outputs: Tensors at the boundaries of modules in half precision, call by call.
+        wrong: The boundary at which each module is wrong (a key of ``half_outputs``), by qualified name of the module.
         form: The half-precision format.
 
     Returns:
@@ -291,8 +293,8 @@ def operator_errors(
             _gradients_under(change, replace(parts, plan=plan), batch)
         return rounding
 
-    in_half = {place: calls for place, calls in observed(*half, lambda _, value: value).calls.items() if any(calls)}
-    stored = {name: one.detach() for name, one in _tensors(half[0].model).items() if one.dtype == dtype}
+    in_half = {key: calls for key, calls in observed(*half, lambda _, value: value).calls.items() if any(calls)}
+    stored = {name: tensor.detach() for name, tensor in _tensors(half[0].model).items() if tensor.dtype == dtype}
     parts, batch = wide()
     parts.model.train()
     disable_dropout(parts.model)
@@ -301,33 +303,33 @@ def operator_errors(
     batch = batch.cast(torch.float64)
 
     def own(chosen: str | None = None, inside: bool = False) -> Outputs:
-        computed, replacement = Outputs(), OutputReplacement({} if inside else said)
+        computed, replacement = Outputs(), OutputReplacement({} if inside else half_outputs)
         keep = record_outputs(computed)
-        observed(parts, batch, lambda at, one: replacement(at, keep(at, one)), chosen, inside)
+        observed(parts, batch, lambda at, tensor: replacement(at, keep(at, tensor)), chosen, inside)
         return computed
 
-    found: dict[str, OperatorError] = {}
+    worst: dict[str, OperatorError] = {}
 
     def judge(module: str, what: str, changed: Outputs, plain: Outputs) -> None:
         error = relative_error(changed.get(wrong[module], []), plain.get(wrong[module], []))
-        known = found.get(module, OperatorError("", EPSILONS * form.epsilon / 4)).error
+        known = worst.get(module, OperatorError("", EPSILONS * form.epsilon / 4)).error
         if error > SAME * known:  # the first of those that only pass values on
-            found[module] = OperatorError(what, error)
+            worst[module] = OperatorError(what, error)
 
     calls64 = observed(parts, batch, lambda _, value: value).calls
-    rounds.update({place: calls for place, calls in in_half.items() if len(calls) == len(calls64.get(place, ()))})
+    rounds.update({key: calls for key, calls in in_half.items() if len(calls) == len(calls64.get(key, ()))})
     plain = own()
-    for name in [one for one in stored if one.rpartition(".")[0] in wrong]:
+    for name in [tensor_name for tensor_name in stored if tensor_name.rpartition(".")[0] in wrong]:
         with _weights(parts.model, {name: stored[name]}):
             judge(name.rpartition(".")[0], name, own(), plain)
     with _weights(parts.model, stored):
         for inside in (False, True):
             plain = own(None, inside)
-            wanted = [place for place in in_half if place[0] not in found or not inside]
+            wanted = [key for key in in_half if key[0] not in worst or not inside]
             rounded = {chosen: own(chosen, inside) for chosen in dict.fromkeys(name for _, name in wanted)}
             for module, name in wanted:
                 judge(module, name, rounded[name], plain)
-    return found
+    return worst
 
 
 def find_breaks(
@@ -339,17 +341,17 @@ def find_breaks(
     runs at two scales, of which the first is the reference, and `breaks_proportion` finds the innermost modules where
     this fails. The model is in training mode.
     """
-    one, other = (GradientPath(scale) for scale in scales)
-    for path in (one, other):
+    reference, other = (GradientPath(scale) for scale in scales)
+    for path in (reference, other):
         with path.followed(parts.model):
             gradients(parts, batch, path.scale)
-    return breaks_proportion(one, other, wrong, tolerance)
+    return breaks_proportion(reference, other, wrong, tolerance)
 
 
 def compare_backward(
     half: tuple[Parts, Batch],
     wide: Callable[[], tuple[Parts, Batch]],
-    said: Outputs,
+    half_outputs: Outputs,
     scale: float,
     wrong: Collection[str],
     form: Format,
@@ -361,24 +363,24 @@ def compare_backward(
         half: The run in its own precision and its prepared batch. The model is in training mode, without dropout.
         wide: Function that returns a newly built run in ``precision=fp32`` and its batch; called after the
             half-precision passes.
-        said: Outputs of each module in half precision, call by call.
+        half_outputs: Outputs of each module in half precision, call by call.
         scale: The loss scale.
         wrong: Names of the modules whose own parameters' gradients are wrong.
         form: The half-precision format.
-        weights: Half-precision parameters by name that produced ``said``, if any.
+        weights: Half-precision parameters by name that produced ``half_outputs``, if any.
 
     Returns:
         Qualified names of those modules, and the correct unscaled gradients at all module boundaries.
     """
-    found, right = GradientPath(scale), GradientPath(1.0)
-    with found.followed(half[0].model):
+    half_path, right = GradientPath(scale), GradientPath(1.0)
+    with half_path.followed(half[0].model):
         gradients(*half, scale)
     parts, batch = wide()
     parts.model.train()
     disable_dropout(parts.model)
     with _weights(parts.model, weights or {}), right.followed(parts.model):
-        _gradients_under(OutputReplacement(said), parts, batch)
-    return breaks_proportion(right, found, wrong, EPSILONS * form.epsilon), right
+        _gradients_under(OutputReplacement(half_outputs), parts, batch)
+    return breaks_proportion(right, half_path, wrong, EPSILONS * form.epsilon), right
 
 
 def holding_gradients(right: GradientPath, module: str, scale: float, form: Format) -> str:
@@ -390,15 +392,15 @@ def holding_gradients(right: GradientPath, module: str, scale: float, form: Form
     half = DTYPES[form.name]  # type: ignore[index]
     while module and not all(
         distance((gradient * scale).to(half).double() / scale, gradient) <= LOST * norm(gradient)
-        for place, gradient in ((place, beside_fp64(kept).double()) for place, kept in right.kept.items())
-        if place.module == module and place.side == "input"
+        for location, gradient in ((location, beside_fp64(kept).double()) for location, kept in right.kept.items())
+        if location.module == module and location.side == "input"
     ):
         module = module.rpartition(".")[0]
     return module
 
 
 def _leave_out_unread(
-    parts: Parts, batch: Batch, said: Outputs, right: Outputs, wide: Gradients, tolerance: float
+    parts: Parts, batch: Batch, half_outputs: Outputs, right: Outputs, wide: Gradients, tolerance: float
 ) -> list[str]:
     """Replace tensors that are infinite in half precision alone by exact ones if neither loss nor gradients change.
 
@@ -406,16 +408,16 @@ def _leave_out_unread(
     """
     unread: list[str] = []
     for boundary, tensors in right.items():
-        for at, (one, other) in enumerate(zip(said.get(boundary, ()), tensors, strict=False)):
-            if one.shape == other.shape and not (one.isfinite() | ~other.isfinite()).all():
-                found: Outputs = {}
-                others = {boundary: [*tensors[:at], one, *tensors[at + 1 :]]}
-                keep, swap = record_outputs(found, said), OutputReplacement(others)
+        for at, (half_tensor, other) in enumerate(zip(half_outputs.get(boundary, ()), tensors, strict=False)):
+            if half_tensor.shape == other.shape and not (half_tensor.isfinite() | ~other.isfinite()).all():
+                recorded: Outputs = {}
+                others = {boundary: [*tensors[:at], half_tensor, *tensors[at + 1 :]]}
+                keep, swap = record_outputs(recorded, half_outputs), OutputReplacement(others)
                 grads = _gradients_under(lambda at, value: keep(at, swap(at, value)), parts, batch)  # noqa: B023
                 same = [distance(grads[name], grad) <= tolerance * norm(grad) for name, grad in wide.items()]
-                if not all(same) or relative_error(found[LOSS], right[LOSS]) > tolerance:
+                if not all(same) or relative_error(recorded[LOSS], right[LOSS]) > tolerance:
                     return unread
-                said[boundary][at] = other
+                half_outputs[boundary][at] = other
                 unread.append(boundary)
     return unread
 
@@ -465,14 +467,14 @@ def _with_float32_loss(learner: Learner) -> Objective:
     return replace(learner.objective, loss=lambda model, micro: loss(model, micro).float())
 
 
-def _rounded_outputs(parts: Parts, batch: Batch, form: Format, said: Outputs, inputs: torch.dtype) -> Outputs:
+def _rounded_outputs(parts: Parts, batch: Batch, form: Format, half_outputs: Outputs, inputs: torch.dtype) -> Outputs:
     """Return outputs with weights, inputs and outputs rounded to a format; the weights of the model stay rounded.
 
     ``inputs`` is the dtype to which the mode rounds the model's inputs.
     """
     half = DTYPES[form.name]  # type: ignore[index]
-    found: Outputs = {}
-    keep = record_outputs(found, said)
+    outputs: Outputs = {}
+    keep = record_outputs(outputs, half_outputs)
 
     def rounded(name: str, value: Tensor) -> Tensor:
         plain = name == LOSS or COMPARED in name or not value.is_floating_point()
@@ -482,4 +484,4 @@ def _rounded_outputs(parts: Parts, batch: Batch, form: Format, said: Outputs, in
         for parameter in parts.model.parameters():
             parameter.copy_(saturated(parameter, half))
     _gradients_under(rounded, parts, batch.cast(inputs).cast(batch.inputs.dtype))
-    return found
+    return outputs

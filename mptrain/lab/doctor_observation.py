@@ -117,13 +117,17 @@ class HalfArithmetic(ModuleObserver):
         self.constants |= dict.fromkeys(noted)  # before the call, which may raise an error
         result = func(*args, **(kwargs or {}))
         if exact is not None and not _differs(result, exact, FORMATS[half]):
-            needless = (one._replace(becomes="unneeded") for one in noted if one.becomes == "zero")
+            needless = (constant._replace(becomes="unneeded") for constant in noted if constant.becomes == "zero")
             self.constants = known | dict.fromkeys(needless)
         if forward and name in _NORMALISES and _NORMALISES[name](args):
             self.of_one[self.trail.module(), name.strip("_").removeprefix("native_")] = None
         if (cast := cast_of(func, args, result)) is not None and cast[1] in _HALVES:
             self.casts[self.trail.module(), cast[1]] += 1
-        if forward and name in _WIDE_IN_AUTOCAST and any(dtype_name(one) in _HALVES for one in floating_in(result)):
+        if (
+            forward
+            and name in _WIDE_IN_AUTOCAST
+            and any(dtype_name(tensor) in _HALVES for tensor in floating_in(result))
+        ):
             self.narrow[self.trail.module(), name.strip("_").removesuffix("_forward")] += 1
         return result
 
@@ -147,13 +151,13 @@ def _half_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> str:
         names = {str(asked).removeprefix("torch.")}
     else:
         tensors = list(floating_in((args, kwargs)))
-        names = {dtype_name(one) for one in [one for one in tensors if not _is_number(one)] or tensors}
+        names = {dtype_name(tensor) for tensor in [tensor for tensor in tensors if not _is_number(tensor)] or tensors}
     return names.pop() if len(names) == 1 and names <= set(_HALVES) else ""
 
 
 def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Tensor:
-    def wide(one: Any) -> Any:
-        return one.float() if isinstance(one, Tensor) and dtype_name(one) in _HALVES else one
+    def wide(arg: Any) -> Any:
+        return arg.float() if isinstance(arg, Tensor) and dtype_name(arg) in _HALVES else arg
 
     kwargs = {key: torch.float32 if key == "dtype" else wide(value) for key, value in (kwargs or {}).items()}
     return func(*tree_map(wide, args), **kwargs)  # type: ignore[no-any-return]
@@ -205,15 +209,18 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
     """
     parts.model.train()
     policy = parts.policy
-    scales = {one.name: (one.scale.item(), isinstance(one.scaler, (StaticScaler, NoScaler))) for one in parts.learners}
+    scales = {
+        learner.name: (learner.scale.item(), isinstance(learner.scaler, (StaticScaler, NoScaler)))
+        for learner in parts.learners
+    }
     trail, refused, raised_in, untrained = ModuleTrail(), "", None, {}
     rounded: tuple[str, ...] = ()
     disable_dropout(parts.model)
-    said: Outputs = {}
+    outputs: Outputs = {}
     half = HalfArithmetic(trail)
     observed = replace(parts, plan=replace(parts.plan, products=half.inside(parts.plan.products)))
     try:
-        with SameDraws(), trail.followed(parts.model), hook_step(parts, record_outputs(said)):
+        with SameDraws(), trail.followed(parts.model), hook_step(parts, record_outputs(outputs)):
             rehearsed = rehearse(observed, batch)
         untrained, rounded = rehearsed.untrained, rounded_tensors(parts, batch, rehearsed)
     except (FirstBatchError, EnvironmentRefused) as error:
@@ -231,7 +238,11 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
         half_norms=_half_norms(parts),
         no_gradient=(*untrained.get("no_gradient", ()), *untrained.get("no_learner", ())),
         scales=scales,
-        floors={one.name: one.scaler.floor for one in parts.learners if getattr(one.scaler, "min_scale", None)},
+        floors={
+            learner.name: learner.scaler.floor
+            for learner in parts.learners
+            if getattr(learner.scaler, "min_scale", None)
+        },
         rounded=rounded,
         raised_in=raised_in,
         epsilons=_small_epsilons(parts.model, form),
@@ -240,7 +251,7 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
         autocast=policy.autocast,
     )
     values, weights = largest_values(parts.model), half_weights(parts.model)
-    return StepInspection(evidence, tuple(trail.calls), values, said, weights)
+    return StepInspection(evidence, tuple(trail.calls), values, outputs, weights)
 
 
 def half_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -263,13 +274,13 @@ def disable_dropout(model: nn.Module) -> tuple[str, ...]:
 
     Returns a note for the user if there was any dropout, else nothing.
     """
-    dropouts, found = Dropout, 0
+    dropouts, count = Dropout, 0
     for module in model.modules():
         name = "p" if isinstance(module, dropouts) else "dropout"
         if isinstance(module, (dropouts, nn.RNNBase, nn.MultiheadAttention)) and getattr(module, name):
             setattr(module, name, 0.0)
-            found += 1
-    return (f"dropout is off ({found} modules): its random numbers may depend on the dtype",) if found else ()
+            count += 1
+    return (f"dropout is off ({count} modules): its random numbers may depend on the dtype",) if count else ()
 
 
 def _half_norms(parts: Parts) -> tuple[str, ...]:
@@ -318,11 +329,11 @@ class SameDraws(EagerMode):
         if kwargs.get("dtype") is not None:
             kwargs["dtype"] = torch.float32
         wide = tree_map(
-            lambda one: one.contiguous() if isinstance(one, torch.Tensor) else one, _cast(args, torch.float32)
+            lambda leaf: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf, _cast(args, torch.float32)
         )
         drawn = func(*wide, **_cast(kwargs, torch.float32))
         for own, other in zip(args, wide, strict=True):
-            if any(own is one for one in written):
+            if any(own is tensor for tensor in written):
                 own.copy_(other)
                 drawn = own if drawn is other else drawn
         return _cast(drawn, dtype)
@@ -330,7 +341,7 @@ class SameDraws(EagerMode):
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
     return tree_map(
-        lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one, values
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, values
     )
 
 

@@ -231,8 +231,8 @@ class UsableScales:
             return False
         if not self.tried[0] <= exponent <= self.tried[-1]:
             return None
-        below = max(one for one in self.tried if one <= exponent)
-        above = min(one for one in self.tried if one >= exponent)
+        below = max(tried for tried in self.tried if tried <= exponent)
+        above = min(tried for tried in self.tried if tried >= exponent)
         return below in self.good and above in self.good
 
 
@@ -243,15 +243,15 @@ def by_module(parameters: Sequence[GradientErrors], form: Format, order: Sequenc
     All parameters, with qualified names, were measured at the same loss scales.
     """
     groups: dict[str, list[GradientErrors]] = {}
-    for one in parameters:
-        groups.setdefault(one.name.rpartition(".")[0], []).append(one)
+    for parameter in parameters:
+        groups.setdefault(parameter.name.rpartition(".")[0], []).append(parameter)
     norms = {name: math.hypot(*(part.reference for part in parts)) for name, parts in groups.items()}
     elements = {name: sum(part.elements for part in parts) for name, parts in groups.items()}
     typical = max((norms[name] / math.sqrt(elements[name]) for name in groups), default=0.0)
 
     def relative(name: str, distances: Iterable[float]) -> float:
-        found = math.hypot(*distances)
-        return found / norms[name] if found and norms[name] else math.inf if found else 0.0
+        distance = math.hypot(*distances)
+        return distance / norms[name] if distance and norms[name] else math.inf if distance else 0.0
 
     modules = [
         ModuleScaling(
@@ -268,17 +268,19 @@ def by_module(parameters: Sequence[GradientErrors], form: Format, order: Sequenc
         )
         for name, parts in groups.items()
     ]
-    places = {name: place for place, name in enumerate(order)}
-    return sorted(modules, key=lambda one: places.get(one.name, len(places)))
+    positions = {name: position for position, name in enumerate(order)}
+    return sorted(modules, key=lambda module: positions.get(module.name, len(positions)))
 
 
 def scales_of(modules: Sequence[ModuleScaling]) -> UsableScales:
     """Return the loss scales that are usable for all of a network's modules: at least one, all at the same scales."""
     tried = tuple(sorted(modules[0].errors))
     judged = [module for module in modules if module.judged]
-    good = tuple(one for one in tried if all(one in module.good for module in judged)) if judged else ()
-    failing = [one for one in tried if any(not math.isfinite(module.errors[one]) for module in modules)]
-    overflows = next((one for one in failing if all(later in failing for later in tried if later >= one)), None)
+    good = tuple(exponent for exponent in tried if all(exponent in module.good for module in judged)) if judged else ()
+    failing = [exponent for exponent in tried if any(not math.isfinite(module.errors[exponent]) for module in modules)]
+    overflows = next(
+        (exponent for exponent in failing if all(later in failing for later in tried if later >= exponent)), None
+    )
     return UsableScales(tried, good, overflows)
 
 
@@ -328,7 +330,7 @@ def lost_boundary(
     values in each layer, there is none to blame.
     """
     tolerance, least, largest = EPSILONS * form.epsilon, least_grown(form), 0.0
-    matters = any(one.judged and least < one.expected < math.inf for one in modules)
+    matters = any(module.judged and least < module.expected < math.inf for module in modules)
     before: list[str] = []
     for at, errors in outputs.items():
         if errors.ill_conditioned or errors.own > tolerance:  # or values that underflow
@@ -336,7 +338,7 @@ def lost_boundary(
         before.append(at)
         grown, largest = errors.half > TIMES_ONCE * largest, max(largest, errors.half)
         if at != LOSS and errors.half > least and grown and (matters or errors.half > errors.allowed(tolerance)):
-            worst = max(before, key=lambda one: outputs[one].own)
+            worst = max(before, key=lambda boundary: outputs[boundary].own)
             return (worst if outputs[worst].own > form.epsilon else at), at
     return None
 
@@ -351,7 +353,7 @@ def most_explained(form: Format) -> float:
 
 def result_error(outputs: Mapping[str, OutputErrors]) -> float:
     """Return the relative error of a network's result, that which crosses the last boundary before the loss."""
-    result = next((one for at, one in reversed(list(outputs.items())) if at != LOSS), None)
+    result = next((errors for at, errors in reversed(list(outputs.items())) if at != LOSS), None)
     return 0.0 if result is None or result.ill_conditioned else result.half
 
 
@@ -361,7 +363,7 @@ def is_spoiled(outputs: Mapping[str, OutputErrors], modules: Sequence[ModuleScal
     A gradient in the middle may be off by half without a fault, as one ReLU that rounding turns off changes those of
     all layers before it; that of the last layers may not.
     """
-    least = min((one.expected for one in modules if one.judged), default=0.0)
+    least = min((module.expected for module in modules if module.judged), default=0.0)
     return max(least, result_error(outputs)) > most_explained(form)
 
 
@@ -531,16 +533,16 @@ class RoundedOperator(ModuleObserver):
         module, name = self.trail.module(), func.overloadpacket.__name__
         if module not in self._modules or current_pass() != "forward" or (func.is_view and name not in _SHOWN):
             return func(*args, **(kwargs or {}))
-        place = module, _SHOWN.get(name, name.strip("_"))
-        calls = self.calls.setdefault(place, [])
-        chosen = place[1] == self._chosen and self._rounds.get(place, ())[len(calls) : len(calls) + 1] != [False]
+        key = module, _SHOWN.get(name, name.strip("_"))
+        calls = self.calls.setdefault(key, [])
+        chosen = key[1] == self._chosen and self._rounds.get(key, ())[len(calls) : len(calls) + 1] != [False]
         calls.append(False)
         if chosen and self._inside and name not in _SHOWN and not list(written_tensors(func, args, kwargs or {})):
             with contextlib.suppress(RuntimeError, NotImplementedError):  # no kernel in the dtype
                 small = func(*tree_map(self._rounded, args), **tree_map(self._rounded, dict(kwargs or {})))
-                return tree_map(lambda one: one.double() if _is_of(one, self._half) else one, small)
+                return tree_map(lambda leaf: leaf.double() if _is_of(leaf, self._half) else leaf, small)
         result = func(*args, **(kwargs or {}))
-        calls[-1] = any(_is_of(one, self._half) for one in floating_in(result))
+        calls[-1] = any(_is_of(tensor, self._half) for tensor in floating_in(result))
         if chosen and torch.Tag.nondeterministic_seeded not in func.tags:
             written = list(written_tensors(func, args, kwargs or {}))
 
@@ -548,7 +550,7 @@ class RoundedOperator(ModuleObserver):
                 new = self._rounded(value)
                 if new is value:
                     return value
-                return value.copy_(new) if any(value is one for one in written) else new.double()
+                return value.copy_(new) if any(value is tensor for tensor in written) else new.double()
 
             result = tree_map(rounded, result)
         return result

@@ -39,8 +39,8 @@ def check_evaluation(
         return None
     exact = wide() if parts.policy.half else parts
     if batch is not None:
-        for one in {id(one): one for one in (parts, exact)}.values():
-            _settle(one, batch.cast(input_dtype(one.policy)))
+        for run in {id(run): run for run in (parts, exact)}.values():
+            _settle(run, batch.cast(input_dtype(run.policy)))
         if not _nonfinite(parts):
             return None
     helps = not _nonfinite(exact)
@@ -50,7 +50,10 @@ def check_evaluation(
     plan = replace(faulty.plan, products=observer.inside(faulty.plan.products))
     with observer.trail.followed(faulty.model):
         wrong = _nonfinite(replace(faulty, plan=plan))
-    breaking = sorted((one for one in observer.operations if one.breaks), key=lambda one: one.kind != "NaN")
+    breaking = sorted(
+        (operation for operation in observer.operations if operation.breaks),
+        key=lambda operation: operation.kind != "NaN",
+    )
     if not breaking:  # a metric that needs more samples
         return None
     first = breaking[0]

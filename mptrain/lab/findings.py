@@ -85,21 +85,21 @@ def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Fi
     the weights are not finite, no other cause is reported. ``exact`` is an observation of the same step in FP32: if
     that is finite, operators that return inf or NaN there too are taken as intended and ignored.
     """
-    found: list[Finding] = []
+    causes: list[Finding] = []
     if seen.inputs:
-        found.append(Finding("input", (), _input(seen)))
+        causes.append(Finding("input", (), _input(seen)))
     if seen.weights:
-        weights = listed([f"{one.name} ({one.kind})" for one in seen.weights])
-        found.append(Finding("weights", (), f"the weights are not finite: {weights}"))
-    if found:
-        return tuple(found)
-    found += _forward(seen, exact)
-    broken = {module for one in found for module in one.where}
+        weights = listed([f"{tensor.name} ({tensor.kind})" for tensor in seen.weights])
+        causes.append(Finding("weights", (), f"the weights are not finite: {weights}"))
+    if causes:
+        return tuple(causes)
+    causes += _forward(seen, exact)
+    broken = {module for cause in causes for module in cause.where}
     if seen.refusal is not None:
-        return (_refused(seen, seen.refusal), *found)
+        return (_refused(seen, seen.refusal), *causes)
     if not math.isfinite(seen.loss):
-        return tuple(found) or (_handed_on(seen),)
-    return (*found, *(one for one in _backward(seen, exact, found) if one.module not in broken))
+        return tuple(causes) or (_handed_on(seen),)
+    return (*causes, *(cause for cause in _backward(seen, exact, causes) if cause.module not in broken))
 
 
 def compare_with_fp32(
@@ -111,15 +111,15 @@ def compare_with_fp32(
     cause unless an earlier module is. Wrong gradients of a finite step are a cause as well. ``lost`` are the operator
     calls of the forward pass that lose values to underflow, the worst first.
     """
-    forward = [one for one in causes if one.phase == "forward"]
-    others = [one for one in causes if one.phase != "forward"]
+    forward = [cause for cause in causes if cause.phase == "forward"]
+    others = [cause for cause in causes if cause.phase != "forward"]
     wrong = accuracy.wrong_output
     if wrong is not None:
         off, module = _off(seen, wrong, accuracy), owner(wrong)
         order = {name: at for at, name in enumerate(seen.calls)}
         until = wrong.rpartition(HANDED)[2]  # the module, or the one to which it hands the wrong values
         last = max((at for name, at in order.items() if f"{name}.".startswith(f"{until}.")), default=0)
-        before = [one for one in forward if order.get(one.module or "", 0) <= last]
+        before = [cause for cause in forward if order.get(cause.module or "", 0) <= last]
         if before:
             at = forward.index(before[0])
             forward[at] = replace(before[0], what=f"{before[0].what}: {off}")
@@ -139,7 +139,7 @@ def compare_with_fp32(
         what = f"{operator_name(worst)} in {describe_module(seen, worst.module)} {loses}"
         return (Finding("forward", (worst.module,), what, operator=worst.operator, phase="forward"), *others)
     if seen.finite and seen.loss_scale != 1 and (moving := accuracy.disproportionate):
-        those = listed([describe_module(seen, one.name) for one in moving])
+        those = listed([describe_module(seen, scaling.name) for scaling in moving])
         what = f"the gradients of {those} are not proportional to the loss scale, not even in FP32"
         others.append(_in_backward(seen, what, accuracy.breaks or (moving[0].name,)))
     elif seen.finite and (gradients := accuracy.wrong_gradients):
@@ -203,11 +203,11 @@ def describe_errors(accuracy: StepAccuracy) -> str:
 
 def _input(seen: Observation) -> str:
     parts = []
-    for one in seen.inputs:
-        places = ", ".join(map(str, one.samples[:5])) + (" ..." if one.samples[5:] else "")
-        where = f" in {len(one.samples)} of {seen.samples} samples (index {places})" if one.samples else ""
-        parts.append(f"{one.name} contain {one.kind}{where}")
-    wide = any(one.widely_finite for one in seen.inputs)
+    for tensor in seen.inputs:
+        indices = ", ".join(map(str, tensor.samples[:5])) + (" ..." if tensor.samples[5:] else "")
+        where = f" in {len(tensor.samples)} of {seen.samples} samples (index {indices})" if tensor.samples else ""
+        parts.append(f"{tensor.name} contain {tensor.kind}{where}")
+    wide = any(tensor.widely_finite for tensor in seen.inputs)
     cast = "; the values are finite in FP32 but too large for the input dtype of the model" if wide else ""
     return f"the batch itself is not finite: {'; '.join(parts)}{cast}"
 
@@ -229,12 +229,12 @@ def _forward(seen: Observation, exact: Observation | None) -> list[Finding]:
             first = next((operation for operation in seen.of("backward") if not operation.finite), None)
             alone = first is not None and first.breaks
             shown = "; the loss stays finite" + ("" if alone else ", the gradients do not")
-    found: list[Finding] = []
+    causes: list[Finding] = []
     for group in _groups(seen, "forward", exact):
         kind = "loss" if group[0].module == LOSS else "forward"
-        before = "the model's outputs are finite, the loss is not: " if kind == "loss" and not found else ""
-        found.append(_broken(seen, kind, group, exact, before, shown))
-    return found
+        before = "the model's outputs are finite, the loss is not: " if kind == "loss" and not causes else ""
+        causes.append(_broken(seen, kind, group, exact, before, shown))
+    return causes
 
 
 def _handed_on(seen: Observation) -> Finding:
@@ -250,13 +250,13 @@ def _backward(seen: Observation, exact: Observation | None, before: list[Finding
     """Return the causes in the backward pass of a finite loss, one for each module class and operator."""
     if seen.finite:  # inf and NaN that reach no parameter have no effect
         return []
-    found: list[Finding] = []
+    causes: list[Finding] = []
     for group in _groups(seen, "backward", exact):
         how = "overflow" if group[0].kind == "inf" else "are not finite"
-        begins = f"gradients {how}" if before or found else f"only gradients {how}"
-        found.append(_broken(seen, "backward", group, exact, f"{begins}: "))
-    if found or before:
-        return found
+        begins = f"gradients {how}" if before or causes else f"only gradients {how}"
+        causes.append(_broken(seen, "backward", group, exact, f"{begins}: "))
+    if causes or before:
+        return causes
     first = next((operation for operation in seen.of("backward") if not operation.finite), None)
     if first is not None:
         where = f"first in the backward pass of {describe_module(seen, first.module)}, in {operator_name(first)}"
@@ -269,7 +269,9 @@ def _backward(seen: Observation, exact: Observation | None, before: list[Finding
 
 def _groups(seen: Observation, phase: str, exact: Observation | None) -> list[list[Operation]]:
     """Return the operators that return inf or NaN for finite inputs, grouped by name and module class."""
-    meant = {key for key, one in numbered(exact.operations) if one.breaks} if exact and exact.finite else set()
+    meant = (
+        {key for key, operation in numbered(exact.operations) if operation.breaks} if exact and exact.finite else set()
+    )
     groups: dict[tuple[str, str, str], list[Operation]] = {}
     for key, operation in numbered(seen.operations):
         if operation.phase == phase and operation.breaks and key not in meant:
@@ -285,7 +287,8 @@ def _broken(
     modules = tuple(dict.fromkeys(operation.module for operation in group))
     more = f"; the same in {listed([label(name) for name in modules[1:]])}" if modules[1:] else ""
     again = exact is not None and any(
-        one.breaks and one.operator == first.operator and one.module == first.module for one in exact.of(first.phase)
+        operation.breaks and operation.operator == first.operator and operation.module == first.module
+        for operation in exact.of(first.phase)
     )
     dtype = " and ".join(dict.fromkeys(counts.dtype for counts in first.outputs if counts.inf or counts.nan))
     function = f" within {first.function}" if first.function else ""
@@ -326,7 +329,7 @@ def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:
 
 
 def _inexact(seen: Observation, wrong: tuple[ModuleScaling, ...], accuracy: StepAccuracy) -> Finding:
-    worst = max(wrong, key=lambda one: one.best)
+    worst = max(wrong, key=lambda scaling: scaling.best)
     others = f"; so are those of {len(wrong) - 1} more modules" if len(wrong) > 1 else ""
     what = (
         f"the gradients of {describe_module(seen, worst.name)} are finite but off by {percent(worst.best)} at loss "
@@ -378,9 +381,9 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
     """
     wide = numbered(exact.of("forward")) if exact is not None else ()
     zeros = {key: sum(counts.zeros for counts in operation.outputs) for key, operation in wide}
-    found = []
+    losing = []
     for key, operation in numbered(seen.of("forward")):
-        counts = merged(one for one in operation.outputs if one.dtype == "float16")
+        counts = merged(output for output in operation.outputs if output.dtype == "float16")
         if operation.module == LOSS or total(counts) < 2 or not operation.finite_inputs or not operation.largest_input:
             continue
         lost = 0
@@ -392,8 +395,8 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
         small = _tiny(counts) * nonzero(counts)
         of = nonzero(counts) + lost
         if of and (lost + small) / of > MUCH:
-            found.append(((lost + small) / of, operation))
-    return [operation for _, operation in sorted(found, key=lambda pair: -pair[0])]
+            losing.append(((lost + small) / of, operation))
+    return [operation for _, operation in sorted(losing, key=lambda pair: -pair[0])]
 
 
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
@@ -402,7 +405,9 @@ def small_gradients(seen: Observation) -> tuple[float, float] | None:
     With the share, in [0, 1], comes the largest power of two by which the loss scale can be multiplied without
     overflow. None if at most half of them are so small, the step is not finite, or the scale cannot be doubled.
     """
-    counts = merged(one for operation in seen.of("backward") for one in operation.outputs if one.dtype == "float16")
+    counts = merged(
+        output for operation in seen.of("backward") for output in operation.outputs if output.dtype == "float16"
+    )
     share = _tiny(counts)
     room = 2.0 ** math.floor(headroom(counts.largest)) if counts.largest else 1.0
     return (share, room) if share > MUCH and seen.finite and room >= 2 else None
@@ -441,7 +446,7 @@ def module_rows(seen: Observation, causes: Iterable[Finding] | None = None) -> t
 
 
 def _reach(operations: list[Operation], phase: str) -> ValueRange | None:
-    several = [one for operation in operations if operation.phase == phase for one in operation.outputs]
+    several = [output for operation in operations if operation.phase == phase for output in operation.outputs]
     if not several:
         return None
     counts = merged(several)

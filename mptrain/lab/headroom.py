@@ -60,53 +60,53 @@ def close_calls(operations: Iterable[Operation], form: Format) -> tuple[CloseCal
     Results that are not finite are among them.
     """
     worst: dict[tuple[str, str], CloseCall] = {}
-    for one in operations:
-        for call in _of(one, form) if one.phase == "forward" else ():
+    for operation in operations:
+        for call in _of(operation, form) if operation.phase == "forward" else ():
             known = worst.get((call.module, call.operator))
             if known is None or call.ratio > known.ratio:
                 worst[call.module, call.operator] = call
     return tuple(worst.values())
 
 
-def _of(one: Operation, form: Format) -> Iterator[CloseCall]:
-    name = one.operator.strip("_")
-    largest = max((counts.largest for counts in one.outputs if counts.dtype == form.name), default=0.0)
-    if one.breaks and any(counts.dtype == form.name for counts in one.outputs):
-        yield CloseCall(one.module, name, f"{name} returns {one.kind} for {one.given}", math.inf)
-    elif not largest or not one.finite_inputs:
+def _of(op: Operation, form: Format) -> Iterator[CloseCall]:
+    name = op.operator.strip("_")
+    largest = max((counts.largest for counts in op.outputs if counts.dtype == form.name), default=0.0)
+    if op.breaks and any(counts.dtype == form.name for counts in op.outputs):
+        yield CloseCall(op.module, name, f"{name} returns {op.kind} for {op.given}", math.inf)
+    elif not largest or not op.finite_inputs:
         return
     elif name in _EXPONENTIALS:
         reached, most = math.log(largest), math.log(form.max)
         if reached >= most / 2:
-            yield CloseCall(one.module, name, f"{name} reaches {reached:.3g} of {most:.4g}", 2 * reached / most)
+            yield CloseCall(op.module, name, f"{name} reaches {reached:.3g} of {most:.4g}", 2 * reached / most)
     elif name in _LOGARITHMS:
         reached, most = largest * _LOGARITHMS[name], -math.log(form.smallest_normal)
         if reached >= most:
             what = f"{name} is given numbers down to {math.exp(-reached):.2g}, below the smallest normal one"
-            yield CloseCall(one.module, name, what, reached / most)
+            yield CloseCall(op.module, name, what, reached / most)
     elif name in SHRINKING:
         reached, most = largest ** (2 if name == "rsqrt" else 1), 1 / form.smallest_normal
         if reached >= most:
             what = f"{name} is given numbers down to {1 / reached:.2g}, below the smallest normal one"
-            yield CloseCall(one.module, name, what, reached / most)
+            yield CloseCall(op.module, name, what, reached / most)
     elif largest >= CLOSE * form.max:
         ratio, what = largest / form.max / CLOSE, f"reaches {largest:,.0f} of {form.max:,.0f}"
-        if name == "to_copy" and form.name not in one.inputs:  # the result of a module in a wider dtype
-            yield CloseCall(one.module, "a cast", f"a cast {what}", ratio)
-        elif name in GROWING | SUMS and one.largest_input < CLOSE * form.max:  # a mask of large numbers comes with them
-            yield CloseCall(one.module, name, f"{name} {what}", ratio)
+        if name == "to_copy" and form.name not in op.inputs:  # the result of a module in a wider dtype
+            yield CloseCall(op.module, "a cast", f"a cast {what}", ratio)
+        elif name in GROWING | SUMS and op.largest_input < CLOSE * form.max:  # a mask of large numbers comes with them
+            yield CloseCall(op.module, name, f"{name} {what}", ratio)
 
 
 def worth_a_look(operations: Sequence[Operation], form: Format) -> bool:
     """Return whether a network has operators in half precision whose results may leave the range in a later step."""
-    for one in operations:
-        half = [counts for counts in one.outputs if counts.dtype == form.name]
-        if not half or one.phase != "forward":
+    for operation in operations:
+        half = [counts for counts in operation.outputs if counts.dtype == form.name]
+        if not half or operation.phase != "forward":
             continue
         largest = max(counts.largest for counts in half)
-        name = one.operator.strip("_")
+        name = operation.operator.strip("_")
         if name in GROWING | SHRINKING or (
-            name in SUMS | {"mul", "to_copy"} and largest >= _WORTH * form.max > one.largest_input
+            name in SUMS | {"mul", "to_copy"} and largest >= _WORTH * form.max > operation.largest_input
         ):
             return True
     return False
@@ -122,7 +122,7 @@ def after_some_steps(config: Config, wide: Config, values: int) -> tuple[int, tu
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
     steps = min(FEW_STEPS if values > LARGE else STEPS, planned)
     saved = saved_step_at(parts, options, None, steps)
-    if saved is None or not all(bool(one.isfinite().all()) for one in parts.full_precision().values()):
+    if saved is None or not all(bool(tensor.isfinite().all()) for tensor in parts.full_precision().values()):
         return 0, ()
     half, _ = build(config)
     restore_step(half, saved)

@@ -48,21 +48,21 @@ def owner(boundary: str) -> str:
     return boundary.partition(HANDED)[0]
 
 
-def record_outputs(found: Outputs, said: Outputs | None = None) -> Change:
+def record_outputs(outputs: Outputs, half_outputs: Outputs | None = None) -> Change:
     """Return a function for `hook_step` that records module outputs, and what is compared, and leaves them unchanged.
 
-    It adds detached copies to ``found``, by their keys, call by call. Numbers that are compared (`COMPARED`) are made
-    `alike` to those in ``said``, if there are any.
+    It adds detached copies to ``outputs``, by their keys, call by call. Numbers that are compared (`COMPARED`) are made
+    `alike` to those in ``half_outputs``, if there are any.
     """
     calls = _ForwardCalls()
 
     def keep(name: str, value: Tensor) -> Tensor:
         at = calls.number(name, value)
-        other = next(iter((said or {}).get(name, [])[at:]), None) if at is not None else None
+        other = next(iter((half_outputs or {}).get(name, [])[at:]), None) if at is not None else None
         if COMPARED in name and other is not None and other.shape == value.shape:
             value = alike(name, other, value)
         if current_pass() == "forward":
-            found.setdefault(name, []).append(value.detach().clone())
+            outputs.setdefault(name, []).append(value.detach().clone())
         return value
 
     return keep
@@ -115,12 +115,12 @@ class OutputReplacement:
     pass.
 
     Args:
-        said: Recorded tensors of each boundary, call by call. A tensor without a recorded one of the same shape is not
-            replaced. Numbers that are compared are made `alike`.
+        recorded: Recorded tensors of each boundary, call by call. A tensor without a recorded one of the same shape is
+            not replaced. Numbers that are compared are made `alike`.
     """
 
-    def __init__(self, said: Outputs) -> None:
-        self._said = said
+    def __init__(self, recorded: Outputs) -> None:
+        self._said = recorded
         self._calls = _ForwardCalls()
         self._own: dict[str, tuple[float, float]] = {}
 
@@ -212,36 +212,38 @@ def hook_step(parts: Parts, change: Change) -> Iterator[None]:
     trail = ModuleTrail(check_finite=False)
     change = disable_current_modes()(change)  # its operators are not those of the model
     objectives = [learner.objective for learner in parts.learners]
-    for learner, one in zip(parts.learners, objectives, strict=True):
-        learner.objective = replace(one, loss=_changed(one.loss, change))
+    for learner, objective in zip(parts.learners, objectives, strict=True):
+        learner.objective = replace(objective, loss=_changed(objective.loss, change))
     try:
         with trail.followed(parts.model), Comparisons(trail, change), hook_outputs(parts.model, change):
             yield
     finally:
-        for learner, one in zip(parts.learners, objectives, strict=True):
-            learner.objective = one
+        for learner, objective in zip(parts.learners, objectives, strict=True):
+            learner.objective = objective
 
 
 def _changed(loss: Callable[..., Tensor], change: Change) -> Callable[..., Tensor]:
     return lambda model, micro: change(LOSS, loss(model, micro))
 
 
-def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+def relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """Return the relative L2 error of a module's outputs against reference outputs; inf if an output is not finite.
 
     Infinities that the reference has too are ignored. Indices are compared for equality. If the shapes differ, the
     outputs cannot be compared and the error is 0.
     """
-    if [tensor.shape for tensor in said] != [tensor.shape for tensor in right]:
+    if [tensor.shape for tensor in outputs] != [tensor.shape for tensor in right]:
         return 0.0
     whole = [not other.is_floating_point() for other in right]  # of indices, the share that differs
-    said = [one == other if index else one for one, other, index in zip(said, right, whole, strict=True)]
+    outputs = [output == other if index else output for output, other, index in zip(outputs, right, whole, strict=True)]
     right = [torch.ones_like(other) if index else other for other, index in zip(right, whole, strict=True)]
-    same = [(one == other) & other.isinf() for one, other in zip(said, right, strict=True)]  # masked scores of -inf
-    said = [one.masked_fill(at, 0) for one, at in zip(said, same, strict=True)]
-    right = [one.masked_fill(at, 0) for one, at in zip(right, same, strict=True)]
+    same = [
+        (output == other) & other.isinf() for output, other in zip(outputs, right, strict=True)
+    ]  # masked scores of -inf
+    outputs = [output.masked_fill(at, 0) for output, at in zip(outputs, same, strict=True)]
+    right = [other.masked_fill(at, 0) for other, at in zip(right, same, strict=True)]
     size = math.hypot(*(norm(tensor) for tensor in right))
-    off = math.hypot(*(distance(_double(one), _double(other)) for one, other in zip(said, right, strict=True)))
+    off = math.hypot(*(distance(_double(output), _double(other)) for output, other in zip(outputs, right, strict=True)))
     return off if off == math.inf else off / size if size else 0.0
 
 
@@ -255,17 +257,17 @@ def norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(numbers, dtype=torch.float64))
 
 
-def distance(one: Tensor, other: Tensor) -> float:
+def distance(tensor: Tensor, other: Tensor) -> float:
     """Return the L2 norm of the difference of two tensors, accumulated in FP64; inf if one of them is not finite."""
-    found = norm(one - other)
-    return found if found == found else math.inf
+    difference = norm(tensor - other)
+    return difference if difference == difference else math.inf
 
 
 class _Place(NamedTuple):
     module: str
     call: int
     side: str
-    place: int
+    position: int
 
 
 class GradientPath:
@@ -288,25 +290,25 @@ class GradientPath:
         """Record gradients of passes inside the context, without changing them."""
         calls = Counter[str]()
 
-        def keep(place: _Place, gradient: Tensor) -> None:
-            if place not in self.kept:
-                self.kept[place] = gradient.detach().clone()
+        def keep(location: _Place, gradient: Tensor) -> None:
+            if location not in self.kept:
+                self.kept[location] = gradient.detach().clone()
 
-        def follow(value: Tensor, place: _Place) -> None:
+        def follow(value: Tensor, location: _Place) -> None:
             # A parameter would keep the hook, so it is removed explicitly.
-            hooks.callback(value.register_hook(functools.partial(keep, place)).remove)
+            hooks.callback(value.register_hook(functools.partial(keep, location)).remove)
 
         def entering(name: str, given: Any) -> Any:
             views: dict[int, Tensor] = {}  # one of a tensor that is given twice: attention asks whether both are one
-            places = itertools.count()
+            positions = itertools.count()
 
             def own(value: Any) -> Any:
-                place = _Place(name, calls[name] - 1, "input", next(places))
+                location = _Place(name, calls[name] - 1, "input", next(positions))
                 if not isinstance(value, torch.Tensor) or not value.requires_grad or is_transforming():
                     return value
                 view = views.setdefault(id(value), value.view_as(value))
-                follow(view, place)
-                follow(value, place)  # later, with the sum of all readers: of a view that its reader writes to
+                follow(view, location)
+                follow(value, location)  # later, with the sum of all readers: of a view that its reader writes to
                 return view
 
             return tree_map(own, given)
@@ -329,7 +331,7 @@ class GradientPath:
 
 
 def breaks_proportion(
-    one: GradientPath, other: GradientPath, wrong: Collection[str], tolerance: float
+    reference: GradientPath, other: GradientPath, wrong: Collection[str], tolerance: float
 ) -> tuple[str, ...]:
     """Return the innermost modules whose backward pass makes gradients disproportionate to the loss scale.
 
@@ -337,7 +339,7 @@ def breaks_proportion(
     the error. So is one that receives an overflow and returns finite numbers in its place, which hides it.
 
     Args:
-        one: Gradients of a pass at the reference scale.
+        reference: Gradients of a pass at the reference scale.
         other: Gradients of the same pass at another scale.
         wrong: Names of the modules whose own parameters' gradients are not proportional.
         tolerance: Largest relative L2 difference that counts as proportional.
@@ -348,17 +350,17 @@ def breaks_proportion(
     """
     right: dict[str, bool] = {}
     suspects, given_inf, hiding = set(wrong), set[str](), dict[str, bool]()
-    for place, gradient in one.kept.items():
-        exact, scaled = _double(gradient) / one.scale, other.kept.get(place)
+    for location, gradient in reference.kept.items():
+        exact, scaled = _double(gradient) / reference.scale, other.kept.get(location)
         near = scaled is not None and distance(_double(scaled) / other.scale, exact) <= tolerance * norm(exact)
         finite = scaled is not None and bool(scaled.isfinite().all())
-        if place.side == "output":
-            right[place.module] = right.get(place.module, True) and near
-            given_inf |= set() if finite else {place.module}
+        if location.side == "output":
+            right[location.module] = right.get(location.module, True) and near
+            given_inf |= set() if finite else {location.module}
         elif not near:
-            hiding[place.module] = hiding.get(place.module, True) and finite
+            hiding[location.module] = hiding.get(location.module, True) and finite
         if not near:
-            suspects.add(place.module)
+            suspects.add(location.module)
     if hides := [name for name in hiding if hiding[name] and name in given_inf]:
         return tuple(name for name in hides if not any(is_inside(inner, name) for inner in hides))
     if not suspects:
@@ -366,7 +368,9 @@ def breaks_proportion(
     if not right.get("", True):
         return (LOSS,)
     guilty = {
-        name for name, fine in right.items() if fine and any(one == name or is_inside(one, name) for one in suspects)
+        name
+        for name, fine in right.items()
+        if fine and any(suspect == name or is_inside(suspect, name) for suspect in suspects)
     }
     return tuple(name for name in right if name in guilty and not any(is_inside(inner, name) for inner in guilty))
 
@@ -410,11 +414,13 @@ class Comparisons(EagerMode):
         if not (picks or name in _COMPARE) or func._schema.is_mutable:
             return func(*args, **kwargs)
         key = f"{self._trail.module()}{COMPARED}{name}"
-        result = func(*tree_map(lambda one: self._change(key, one) if _is_float(one) else one, args), **kwargs)
+        result = func(*tree_map(lambda leaf: self._change(key, leaf) if _is_float(leaf) else leaf, args), **kwargs)
         if not picks:
             return result
-        place, dim = next((place, one) for place, one in enumerate(func._schema.arguments) if one.name == "dim")
-        along = args[place] if place < len(args) else kwargs.get("dim", dim.default_value)
+        index, dim = next(
+            (index, argument) for index, argument in enumerate(func._schema.arguments) if argument.name == "dim"
+        )
+        along = args[index] if index < len(args) else kwargs.get("dim", dim.default_value)
         if result[1].ndim == args[0].ndim:
             return args[0].gather(along, result[1]), result[1]
         return args[0].gather(along, result[1].unsqueeze(along)).squeeze(along), result[1]
@@ -424,7 +430,7 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def alike(key: str, said: Tensor, own: Tensor) -> Tensor:
+def alike(key: str, recorded: Tensor, own: Tensor) -> Tensor:
     """Return the numbers of a half-precision pass where they differ by what rounding does, elsewhere the own ones.
 
     Rounding moves a number little against the distances of the numbers from each other (`RESOLVED`), or, if they are
@@ -433,15 +439,15 @@ def alike(key: str, said: Tensor, own: Tensor) -> Tensor:
 
     Args:
         key: The key of what is compared, of `Comparisons`.
-        said: The numbers of the half-precision pass, of any floating-point dtype.
+        recorded: The numbers of the half-precision pass, of any floating-point dtype.
         own: The numbers of the reference, of the same shape, float32 or float64.
     """
-    said, size = said.to(own.dtype), own.abs()
+    recorded, size = recorded.to(own.dtype), own.abs()
     distances, usual = size, own[(size > 0) & (size < FLOAT16.max)]  # without zeros and masks
     if len(usual) and not key.endswith(("eq", "ne")):  # waits for the device
         centre = usual.median()
         spread = (usual - centre).abs().median()
         distances = (own - centre).abs().clamp(min=spread) if spread > 0 else size
-    near = (said - own).abs() <= RESOLVED * distances
-    vanished = (said == 0) & (size < FLOAT16.smallest_subnormal)
-    return torch.where(near & ~vanished & (own != own.round()), said, own)
+    near = (recorded - own).abs() <= RESOLVED * distances
+    vanished = (recorded == 0) & (size < FLOAT16.smallest_subnormal)
+    return torch.where(near & ~vanished & (own != own.round()), recorded, own)

@@ -27,7 +27,7 @@ from mptrain.lab.doctor_findings import why_no_range
 from mptrain.lab.doctor_ranges import scales_of
 from mptrain.lab.findings import Finding, label
 from mptrain.lab.pages.diagnosis_page import NAMES
-from mptrain.precision.apply import cast_floating
+from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.runlog.diagnosis_file import Examination
 from mptrain.system.errors import EXIT_NUMERICS, EXIT_OK, ConfigError, instance
 from mptrain.system.process_state import other_random_numbers, settings_restored
@@ -68,7 +68,7 @@ class LoopBatch(Batch):
         floating = [name for name in given if tensors[name].is_floating_point()]
         first = next(iter((*floating, *given)), "")
         inputs = tensors.get(first, torch.zeros(1, dtype=torch.int64, device="cpu"))
-        leaves = [one for one in tree_leaves(value) if one is not None]
+        leaves = [leaf for leaf in tree_leaves(value) if leaf is not None]
         even = len(leaves) == len(tensors) and len({tensor.shape[:1] for tensor in leaves}) == 1
         return cls(inputs, inputs, extras=tensors, value=value, model_inputs=frozenset(floating), is_even=even)
 
@@ -82,7 +82,7 @@ class LoopBatch(Batch):
         if not dtype.is_floating_point:  # that of inputs without floating-point values, such as tokens
             return self
         names = self.model_inputs if dtype in _HALVES else self.extras
-        return self._changed(lambda name, one: cast_floating(one, dtype) if name in names else one)
+        return self._changed(lambda name, tensor: cast_floating(tensor, dtype) if name in names else tensor)
 
     @override
     def tensors(self) -> dict[str, Tensor]:
@@ -95,11 +95,11 @@ class LoopBatch(Batch):
 
     @override
     def _each(self, change: Callable[[Tensor], Tensor]) -> LoopBatch:
-        return self._changed(lambda _, one: change(one))
+        return self._changed(lambda _, tensor: change(tensor))
 
     def _changed(self, change: Callable[[str, Tensor], Tensor]) -> LoopBatch:
-        tensors = {name: change(name, one) for name, one in self.extras.items()}
-        first = next((tensors[name] for name, one in self.extras.items() if one is self.inputs), self.inputs)
+        tensors = {name: change(name, tensor) for name, tensor in self.extras.items()}
+        first = next((tensors[name] for name, tensor in self.extras.items() if tensor is self.inputs), self.inputs)
         return replace(self, inputs=first, targets=first, extras=tensors)
 
 
@@ -115,11 +115,11 @@ def _inside(value: Any) -> Mapping[Any, Any]:
 
 
 def _rebuilt(value: Any, tensors: Mapping[str, Tensor], name: str = "batch") -> Any:
-    inner = {key: _rebuilt(one, tensors, f"{name}[{key!r}]") for key, one in _inside(value).items()}
+    inner = {key: _rebuilt(child, tensors, f"{name}[{key!r}]") for key, child in _inside(value).items()}
     if isinstance(value, Mapping):
         made: Any = copy.copy(value)  # also what transformers' tokenizers return
-        for key, one in inner.items():
-            made[key] = one
+        for key, child in inner.items():
+            made[key] = child
         return made
     if isinstance(value, list | tuple):
         return type(value)(*inner.values()) if hasattr(value, "_fields") else type(value)(inner.values())
@@ -137,12 +137,12 @@ class Loop:
     ) -> None:
         self.model, self.loss_fn = unwrapped(model), loss_fn
         params = list(self.model.parameters())
-        if halves := {one.dtype for one in params} & {*_HALVES}:
+        if halves := {param.dtype for param in params} & {*_HALVES}:
             raise ConfigError(f"the model has parameters in {halves.pop()}", "give it in FP32: precision= casts a copy")
         self.device = params[0].device if params else torch.device("cpu")
         groups = [] if optimizer is None else optimizer.param_groups
-        trained = params if optimizer is None else [one for group in groups for one in group["params"]]
-        self._trained = {id(one) for one in trained if one.requires_grad}
+        trained = params if optimizer is None else [param for group in groups for param in group["params"]]
+        self._trained = {id(param) for param in trained if param.requires_grad}
         self.batch = LoopBatch.of(batch, lambda tensors: self._find_inputs(batch, tensors))
 
     def copied(self) -> nn.Module:
@@ -163,14 +163,14 @@ class Loop:
 
     def _find_inputs(self, batch: Any, tensors: Mapping[str, Tensor]) -> list[str]:
         """Compute the loss once, in FP32, and return the places of the tensors that a module of the model is given."""
-        given = {name: one.detach().clone() for name, one in tensors.items()}
-        places = {key: name for name, one in given.items() for key in _memory(one)}
-        found: dict[str, None] = {}
+        given = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        names = {key: name for name, tensor in given.items() for key in _memory(tensor)}
+        seen: dict[str, None] = {}
 
         def look(module: nn.Module, args: Any, kwargs: Any) -> None:
             if torch.is_autocast_enabled(self.device.type):
                 raise ConfigError("loss_fn or the model uses autocast", "leave it out: precision= chooses autocast")
-            found.update(dict.fromkeys(places[key] for key in _memory((args, kwargs)) if key in places))
+            seen.update(dict.fromkeys(names[key] for key in _memory((args, kwargs)) if key in names))
 
         model = self.copied().train()
         for module in model.modules():
@@ -179,17 +179,17 @@ class Loop:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else instance(loss)
             raise ConfigError(f"loss_fn returned {got}", "return the loss, a tensor with one element")
-        trained = [one for one in model.parameters() if one.requires_grad]
+        trained = [param for param in model.parameters() if param.requires_grad]
         reached = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad and trained else ()
-        if all(one is None for one in reached):
+        if all(grad is None for grad in reached):
             what = "the loss does not depend on a parameter of the model that loss_fn is given"
             raise ConfigError(what, "compute it with its first argument, which is a copy of the model")
-        return list(found)
+        return list(seen)
 
 
 def _memory(values: Any) -> list[int]:
-    tensors = (one for one in tree_leaves(values) if isinstance(one, Tensor) and one.layout == torch.strided)
-    return [storage_key(one.untyped_storage()) for one in tensors]
+    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout == torch.strided)
+    return [storage_key(tensor.untyped_storage()) for tensor in tensors]
 
 
 def _keep_modes(model: nn.Module, mode: bool = True) -> nn.Module:
@@ -198,8 +198,8 @@ def _keep_modes(model: nn.Module, mode: bool = True) -> nn.Module:
 
 def _cast_to_model(model: nn.Module, args: Any, kwargs: Any) -> Any:
     """Cast floating-point arguments to the dtype of a model's parameters, if that is another than FP32."""
-    dtypes = [one.dtype for one in model.parameters() if one.dtype in (*_HALVES, torch.float64)]
-    return tree_map(lambda one: cast_floating(one, dtypes[0]), (args, kwargs)) if dtypes else (args, kwargs)
+    dtypes = [param.dtype for param in model.parameters() if param.dtype in (*_HALVES, torch.float64)]
+    return tree_map(lambda leaf: cast_floating(leaf, dtypes[0]), (args, kwargs)) if dtypes else (args, kwargs)
 
 
 _LOOP: ContextVar[Loop] = ContextVar("loop")
@@ -274,7 +274,7 @@ def loop_config(
 
     Raises ConfigError as `Loop`, or if the words, such as ``precision=amp_dynamic``, are invalid.
     """
-    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    device = next((param.device for param in model.parameters()), torch.device("cpu"))
     with contextlib.ExitStack() as restore:
         for setting in (settings_restored(), other_random_numbers(device)):
             restore.enter_context(setting)
@@ -321,7 +321,7 @@ class LoopReport:
     @property
     def ok(self) -> bool:
         """True if no finding is a problem."""
-        return all(one.minor for one in self.findings)
+        return all(finding.minor for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
@@ -334,10 +334,10 @@ class LoopReport:
 
     def __str__(self) -> str:
         lines = [self.summary]
-        for one in self.findings:
-            names = listed(["the loss" if name == LOSS else label(name) for name in one.where])
-            lines.append(f"{'note' if one.minor else 'problem'}: {names}{': ' * bool(names)}{one.what}")
-            lines += [f"  remedy: {one.hint}"] if one.hint else []
+        for finding in self.findings:
+            names = listed(["the loss" if name == LOSS else label(name) for name in finding.where])
+            lines.append(f"{'note' if finding.minor else 'problem'}: {names}{': ' * bool(names)}{finding.what}")
+            lines += [f"  remedy: {finding.hint}"] if finding.hint else []
         return "\n".join([*lines, *(f"note: {sentence}" for sentence in self.notes)])
 
 
@@ -376,7 +376,7 @@ def doctor(
         summary=f"{type(unwrapped(model)).__name__} in {precision}: {verdict(report)}",
         findings=tuple(map(_phrased, (*report.findings, *report.minor))),
         notes=(*scale_notes(report), *report.notes[: len(report.notes) - len(report.minor)]),
-        loss_scales=tuple(2.0**one for one in good),
+        loss_scales=tuple(2.0**exponent for exponent in good),
     )
 
 
@@ -408,13 +408,13 @@ def diagnose(
         scaler ends by itself is a note.
     """
     with loop_config(model, loss_fn, batch, optimizer, _words(precision, loss_scale)) as config:
-        found = diagnose_config(config).found
-        findings = _causes(config, found)
-    failed = [one for one in found.remedies if one.helped is False]
-    at = f" at loss scale {scale_in_words(found.loss_scale)}" if found.loss_scale != 1 and findings else ""
-    result = f"the step fails in {NAMES[found.cause]}" if findings else _in_other_words(found.verdict)
+        examination = diagnose_config(config).examination
+        findings = _causes(config, examination)
+    failed = [remedy for remedy in examination.remedies if remedy.helped is False]
+    at = f" at loss scale {scale_in_words(examination.loss_scale)}" if examination.loss_scale != 1 and findings else ""
+    result = f"the step fails in {NAMES[examination.cause]}" if findings else _in_other_words(examination.verdict)
     result = "the step is skipped, as usual" if findings and findings[0].minor else result
-    notes = (*found.notes, *(f"tried without success: {one.text}: {one.outcome}" for one in failed))
+    notes = (*examination.notes, *(f"tried without success: {remedy.text}: {remedy.outcome}" for remedy in failed))
     summary = f"{type(unwrapped(model)).__name__} in {precision}{at}: {result}"
     return LoopReport(summary, findings, tuple(map(_in_other_words, notes)))
 
@@ -425,22 +425,22 @@ def _words(precision: str, loss_scale: float | None) -> list[str]:
     return words if loss_scale is None else [*words, f"scaler.init_scale={float(loss_scale)!r}"]
 
 
-def _causes(config: Config, found: Examination) -> tuple[Finding, ...]:
+def _causes(config: Config, examination: Examination) -> tuple[Finding, ...]:
     """Return the first cause of a step's failure with the remedy that helped or is advised, and the other causes."""
-    if found.cause == "none":
+    if examination.cause == "none":
         return ()
-    untried = (one for one in found.remedies if one.helped is None and not one.words)
-    advised = [one for one in untried if not one.outcome.startswith("not advised")]
-    remedy = next(iter((*(one for one in found.remedies if one.helped), *advised)), None)
-    hint, what = "", found.verdict
+    untried = (candidate for candidate in examination.remedies if candidate.helped is None and not candidate.words)
+    advised = [candidate for candidate in untried if not candidate.outcome.startswith("not advised")]
+    remedy = next(iter((*(candidate for candidate in examination.remedies if candidate.helped), *advised)), None)
+    hint, what = "", examination.verdict
     if remedy is not None:
         hint = f"{_in_torch(config, remedy.words) or remedy.text}: {remedy.outcome}"
-    by_itself = bool(found.cause == "backward" and remedy is not None and remedy.helped and not remedy.words)
+    by_itself = bool(examination.cause == "backward" and remedy is not None and remedy.helped and not remedy.words)
     if by_itself:
         what = what.rpartition("; until then ")[2]
-    first = (found.cause, found.module, found.operator, what, hint)
+    first = (examination.cause, examination.module, examination.operator, what, hint)
     several: list[tuple[str, str | None, str, str, str]] = [first]
-    several += [(one.cause, one.module, one.operator, one.sentence, "") for one in found.also]
+    several += [(further.cause, further.module, further.operator, further.sentence, "") for further in examination.also]
     return tuple(
         _phrased(Finding(kind, () if module is None else (module,), what, hint, (), operator, minor=by_itself))
         for kind, module, operator, what, hint in several
@@ -466,8 +466,8 @@ def _word_in_torch(config: Config, word: str) -> str:
     key, _, value = word.partition("=")
     autocast = f'torch.autocast("{torch.device(config.device).type}"'
     if key == "precision.keep_fp32":
-        entries = [one for one in re.split(r"[\[\],]", value) if one and one not in config.precision.keep_fp32]
-        names = " and ".join("the norm layers" if one == "norms" else one for one in entries)
+        entries = [name for name in re.split(r"[\[\],]", value) if name and name not in config.precision.keep_fp32]
+        names = " and ".join("the norm layers" if name == "norms" else name for name in entries)
         in_autocast = f"with {autocast}, enabled=False): module(x.float())"
         how = in_autocast if config.precision.autocast else "module.float()(x.float()).to(x.dtype)"
         return f"compute {names} in FP32 ({how})"

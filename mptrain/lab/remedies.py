@@ -50,7 +50,8 @@ from mptrain.lab.step_accuracy import why_worse
 from mptrain.lab.step_replay import SavedStep, observe_step, restore_step
 from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
-from mptrain.precision.apply import input_dtype, kept_modules
+from mptrain.precision.apply import input_dtype
+from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.run.build.parts import build
 from mptrain.runlog.diagnosis_file import CauseKind, Examination, FurtherCause, Remedy
 from mptrain.scaler import NoScaler, StaticScaler
@@ -106,7 +107,9 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
         case "backward" | "loss":  # precisions without a loss scale
             return (_other_precisions(case),)
         case "forward" | "refused":
-            lost = any((one.module, one.operator) == (module, case.cause.operator) for one in case.lost)
+            lost = any(
+                (operation.module, operation.operator) == (module, case.cause.operator) for operation in case.lost
+            )
             return _keeping(case, module, lost), _other_precisions(case, lost)
     if case.rounded:
         return _keeping(case, case.rounded[0].rpartition(".")[0], True), _wide_inputs(case, True)
@@ -120,7 +123,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
 
 
 def _loss_in_half(case: DiagnosisCase) -> bool:
-    outputs = [one.outputs for one in case.seen.of("forward") if one.module == LOSS]
+    outputs = [operation.outputs for operation in case.seen.of("forward") if operation.module == LOSS]
     return any(counts.dtype == case.config.precision.compute for several in outputs for counts in several)
 
 
@@ -221,10 +224,10 @@ def _blown_up(seen: Observation) -> Iterator[Remedy]:
 
 
 def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
-    bad = {place for one in case.seen.inputs for place in one.samples}
-    good = [place for place in range(case.seen.samples) if place not in bad]
+    bad = {index for tensor in case.seen.inputs for index in tensor.samples}
+    good = [index for index in range(case.seen.samples) if index not in bad]
     text = "clean data, or dataset.on_error=skip if the data set detects such samples"
-    if all(one.widely_finite for one in case.seen.inputs):
+    if all(tensor.widely_finite for tensor in case.seen.inputs):
         yield Remedy((), "inputs of mean 0 and deviation 1 (standardise them in the data set)", None, "not tried")
         yield from _until_it_helps(_wide_inputs(case))
         return
@@ -281,9 +284,9 @@ def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:
                 return
 
 
-def _chosen(batch: Batch, places: list[int]) -> Batch:
-    index = torch.tensor(places, device=batch.inputs.device)
-    counts = None if batch.counts is None else tuple(batch.counts[place] for place in places)
+def _chosen(batch: Batch, samples: list[int]) -> Batch:
+    index = torch.tensor(samples, device=batch.inputs.device)
+    counts = None if batch.counts is None else tuple(batch.counts[sample] for sample in samples)
     more = {name: tensor[index] for name, tensor in batch.extras.items()}
     return replace(batch, inputs=batch.inputs[index], targets=batch.targets[index], counts=counts, extras=more)
 
@@ -339,14 +342,14 @@ class KeptModules:
     def _together(self, module: str, others: set[str]) -> str | None:
         """Return one entry for modules of one class; None if it would match others too."""
         kind = self.classes[module]
-        same = {name for name, one in self.classes.items() if one == kind}
+        same = {name for name, class_name in self.classes.items() if class_name == kind}
         whole = any(is_inside(inner, name) for name in same for inner in same) or "" in same
         if not hasattr(nn, kind) and not whole and self._selected(kind) == same:
             return kind
         parts = [name.split(".") for name in (module, *sorted(others))]
-        if len({len(one) for one in parts}) > 1:
+        if len({len(path) for path in parts}) > 1:
             return None
-        pattern = ".".join(one[0] if len(set(one)) == 1 else "*" for one in zip(*parts, strict=True))
+        pattern = ".".join(level[0] if len(set(level)) == 1 else "*" for level in zip(*parts, strict=True))
         return pattern if pattern.strip("*.") and self._selected(pattern) <= same else None
 
 
@@ -396,48 +399,48 @@ class LocatedStep:
         return replace(self, remarks=(*self.remarks, *more))
 
 
-def examine(subject: str, config: Config, place: LocatedStep, learner: str | None = None) -> Examination:
+def examine(subject: str, config: Config, located: LocatedStep, learner: str | None = None) -> Examination:
     """Repeat a training step under observation, find the causes of its failure, and try remedies on it.
 
     A step with an injected fault is examined without the fault too, to tell whether the fault is the cause. ``subject``
     is the name of the run, or the overrides of the configuration, for display. ``learner`` None chooses the one that
     failed. Raises ConfigError if there is no such learner.
     """
-    _require_learner(place.parts, learner)
-    seen = _asked_about(observe_step(place.parts, place.saved_step), learner or place.learner, place.record)
+    _require_learner(located.parts, learner)
+    seen = _asked_about(observe_step(located.parts, located.saved_step), learner or located.learner, located.record)
     seen = without_initial_nonfinite(seen, config)
-    remarks = (*place.remarks, *_loss_on_record(place, seen), *_overflow_on_record(place.record, seen))
-    fault = _fault(place.parts, seen.step)
+    remarks = (*located.remarks, *_loss_on_record(located, seen), *_overflow_on_record(located.record, seen))
+    fault = _fault(located.parts, seen.step)
     if not fault:
-        case = _case(config, place, seen)
-        found = _examination(subject, case, remarks)
-        batch = None if place.record.losses else place.saved_step.batch
-        faulty = check_evaluation(place.parts, case.in_fp32, batch) if case.is_sound else None
-        return found if faulty is None else with_cause(found, *faulty)
+        case = _case(config, located, seen)
+        examination = _examination(subject, case, remarks)
+        batch = None if located.record.losses else located.saved_step.batch
+        faulty = check_evaluation(located.parts, case.in_fp32, batch) if case.is_sound else None
+        return examination if faulty is None else with_cause(examination, *faulty)
     remarks = (*remarks, f"this step has an injected fault: {fault}")
-    case = replace(_case(config, place, seen), faulted=True)
+    case = replace(_case(config, located, seen), faulted=True)
     if case.is_sound:  # every remedy would inject the fault again
         return _examination(subject, case, remarks, ())
-    clean = _without_fault(config, place, seen.learner)
+    clean = _without_fault(config, located, seen.learner)
     if clean.is_sound:
         tried = Remedy(_WITHOUT_FAULT, "no injected fault", True, "the step is finite without it")
-        found = _examination(subject, case, remarks, (tried,))
-        return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
-    found = _examination(subject, clean, remarks)
-    return replace(found, verdict=f"even without the injected fault, {found.verdict}")
+        examination = _examination(subject, case, remarks, (tried,))
+        return replace(examination, verdict=f"the injected fault is the cause: {fault}; {examination.verdict}")
+    examination = _examination(subject, clean, remarks)
+    return replace(examination, verdict=f"even without the injected fault, {examination.verdict}")
 
 
-def with_cause(found: Examination, cause: Finding, remedy: Remedy) -> Examination:
+def with_cause(examination: Examination, cause: Finding, remedy: Remedy) -> Examination:
     """Return an examination with a cause outside the step (``updates`` or ``evaluation``), and the remedy tried."""
     kind, module, operator = cast("CauseKind", cause.kind), cause.module, cause.operator
-    found = replace(found, cause=kind, module=module, operator=operator, verdict=cause.what)
-    return replace(found, also=(), remedies=(remedy,))
+    examination = replace(examination, cause=kind, module=module, operator=operator, verdict=cause.what)
+    return replace(examination, also=(), remedies=(remedy,))
 
 
-def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCase:
-    ceiling = place.record.ceilings.get(seen.learner, math.inf)
-    ended = place.learner == seen.learner
-    return DiagnosisCase(config, place.parts, place.saved_step, seen, ended=ended, ceiling=ceiling)
+def _case(config: Config, located: LocatedStep, seen: Observation) -> DiagnosisCase:
+    ceiling = located.record.ceilings.get(seen.learner, math.inf)
+    ended = located.learner == seen.learner
+    return DiagnosisCase(config, located.parts, located.saved_step, seen, ended=ended, ceiling=ceiling)
 
 
 def _examination(
@@ -449,8 +452,8 @@ def _examination(
     others = case.causes[1:]
     tried = remedies(case) if tried is None else tried
     may_pass = not seen.finite and cause.kind != "input"  # a scale that falls by itself
-    by_itself = next((one.text for one in tried if one.helped and not one.words), "") if may_pass else ""
-    others, overflows = ((), [one.what for one in others]) if by_itself else (others, [])
+    by_itself = next((remedy.text for remedy in tried if remedy.helped and not remedy.words), "") if may_pass else ""
+    others, overflows = ((), [other.what for other in others]) if by_itself else (others, [])
     return Examination(
         subject=subject,
         learner=seen.learner,
@@ -463,7 +466,9 @@ def _examination(
         module=cause.module,
         operator=cause.operator,
         verdict=f"{by_itself}; until then {cause.what}" if by_itself else cause.what,
-        also=tuple(FurtherCause(cast("CauseKind", one.kind), one.module, one.operator, one.what) for one in others),
+        also=tuple(
+            FurtherCause(cast("CauseKind", other.kind), other.module, other.operator, other.what) for other in others
+        ),
         notes=(*overflows, *case.remarks, *step_notes(seen, exact)),
         remarks=remarks,
         modules=module_rows(seen, case.causes),
@@ -473,7 +478,7 @@ def _examination(
 
 
 def _require_learner(parts: Parts, learner: str | None) -> None:
-    names = [one.name for one in parts.learners]
+    names = [candidate.name for candidate in parts.learners]
     if learner is not None and learner not in names:
         guess = did_you_mean(learner, names)
         hint = f"did you mean {guess}?" if guess else f"write one of {', '.join(names)}"
@@ -491,25 +496,25 @@ def _asked_about(several: tuple[Observation, ...], learner: str | None, record: 
 
 def _fault(parts: Parts, step: int) -> str:
     """Return the injected fault of a step as ``VALUE into TENSOR``; empty if it has none."""
-    return "; ".join(f"{one.fields['value']} into {one.fields['tensor']}" for one in parts.fault.records(step))
+    return "; ".join(f"{record.fields['value']} into {record.fields['tensor']}" for record in parts.fault.records(step))
 
 
-def _without_fault(config: Config, place: LocatedStep, learner: str) -> DiagnosisCase:
+def _without_fault(config: Config, located: LocatedStep, learner: str) -> DiagnosisCase:
     config = with_overrides(config, *_WITHOUT_FAULT)
-    parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
-    restore_step(parts, place.saved_step)
-    seen = without_initial_nonfinite(observation_of(observe_step(parts, place.saved_step), learner), config)
-    return _case(config, replace(place, parts=parts), seen)
+    parts, _ = build(config, weights=False, micro_batches=located.parts.plan.accumulate)
+    restore_step(parts, located.saved_step)
+    seen = without_initial_nonfinite(observation_of(observe_step(parts, located.saved_step), learner), config)
+    return _case(config, replace(located, parts=parts), seen)
 
 
-def _loss_on_record(place: LocatedStep, seen: Observation) -> tuple[str, ...]:
+def _loss_on_record(located: LocatedStep, seen: Observation) -> tuple[str, ...]:
     """Return a sentence that compares the loss with the recorded one; empty without a record."""
-    before = place.record.losses.get(seen.learner)
+    before = located.record.losses.get(seen.learner)
     if before is None:
         return ()
     if before == seen.loss or (math.isnan(before) and math.isnan(seen.loss)):
         return ("the loss equals the recorded loss",)
-    return (f"the recorded loss was {before:.9g}, it is {seen.loss:.9g} now: {place.because}",)
+    return (f"the recorded loss was {before:.9g}, it is {seen.loss:.9g} now: {located.because}",)
 
 
 def _overflow_on_record(record: RecordedStep, seen: Observation) -> tuple[str, ...]:

@@ -92,12 +92,14 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
         )
     learners = tuple(walk.done() for walk in walks.values())
     notes = _notes(own, recorded, dead=directory.holder() is None)
-    untold = sum(one.replayed.unknown for one in learners)
+    untold = sum(learner.replayed.unknown for learner in learners)
     if untold:
         notes.append(_nothing_tells(directory.root, untold, config.extensions.allow, settings))
-    elif any(one.estimated for one in learners) and not any(one.tells_gradients() for one in traces.values()):
+    elif any(learner.estimated for learner in learners) and not any(
+        trace.tells_gradients() for trace in traces.values()
+    ):
         notes.append(_no_histograms(settings))
-    if any(one.stuck for one in learners):
+    if any(learner.stuck for learner in learners):
         notes.append(ONE_BECOMES_ALL)
     return Replay(
         root=directory.root,
@@ -183,16 +185,16 @@ class RuleStates:
         ``grad_norm`` is the L2 norm of the unscaled gradients, if the step did not overflow; ``measured`` is the
         measurement of the gradients that the rule requests, `math.nan` if it requests none.
         """
-        found = self._following.get((state, overflow, measured))
-        if found is None:
+        next_state = self._following.get((state, overflow, measured))
+        if next_state is None:
             verdict = _verdict(overflow, math.inf if overflow else grad_norm, state.scale, measured)
             if _MOST in (len(self._known), len(self._following)):  # clear the cache; the caller keeps the state in use
                 self._known.clear()
                 self._following.clear()
-            found = self._state(self._scaler.after(state.tensors, verdict))
+            next_state = self._state(self._scaler.after(state.tensors, verdict))
             if not verdict.norm_was_read:  # otherwise the next state depends on more than the cache key
-                self._following[state, overflow, measured] = found
-        return found
+                self._following[state, overflow, measured] = next_state
+        return next_state
 
     def _state(self, tensors: ScalerState) -> RuleState:
         name = repr([(key, value.dtype, value.tolist()) for key, value in tensors.items()])
@@ -209,9 +211,9 @@ class _Verdict(Verdict):
             self.norm_was_read = True
         return super().__getattribute__(name)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         self.norm_was_read = True
-        return super().__getitem__(place)
+        return super().__getitem__(index)
 
     def __iter__(self) -> Iterator[Any]:
         self.norm_was_read = True
@@ -257,11 +259,11 @@ class _Walk:
         overflow, basis = self._trace.would_overflow(record, scale)
         measured = math.nan
         if self._measure is not None and not overflow:
-            found = self._trace.measured(self._measure, record.step, scale)
-            if found is None:
+            measurement = self._trace.measured(self._measure, record.step, scale)
+            if measurement is None:
                 raise self._unmeasured()
-            measured = found[0]
-            basis = basis if basis == "unknown" or found[1] == "known" else found[1]
+            measured = measurement[0]
+            basis = basis if basis == "unknown" or measurement[1] == "known" else measurement[1]
         self._counts[basis] += 1
         if scale == record.loss_scale:
             self._same += 1

@@ -93,12 +93,12 @@ def _with_dynamic(case: DiagnosisCase) -> DiagnosisCase | None:
 
 
 def _has_gradients(case: DiagnosisCase) -> bool:
-    return any(nonzero(one) for operation in case.seen.of("backward") for one in operation.outputs)
+    return any(nonzero(output) for operation in case.seen.of("backward") for output in operation.outputs)
 
 
 def _zeros(case: DiagnosisCase) -> str:
     """Return which modules only zero gradients reach: of their scale nothing was seen. Empty if there is none."""
-    return "".join(f"; {one}" for one in only_zeros(module_rows(case.seen, causes=())))
+    return "".join(f"; {sentence}" for sentence in only_zeros(module_rows(case.seen, causes=())))
 
 
 def _edge(gradients: ExponentCounts) -> int:

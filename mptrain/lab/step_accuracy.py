@@ -42,8 +42,8 @@ def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[Module
     Rounding that a format explains counts too. Left out is what FP32 computes wrongly as well. Of the gradients, the
     best loss scale counts.
     """
-    gradients = [math.hypot(one.expected, one.best) for one in modules if one.judged]
-    right = [one.half for at, one in outputs.items() if not one.ill_conditioned and at != LOSS]
+    gradients = [math.hypot(module.expected, module.best) for module in modules if module.judged]
+    right = [errors.half for at, errors in outputs.items() if not errors.ill_conditioned and at != LOSS]
     return max(right, default=0.0), max(gradients, default=0.0)
 
 
@@ -92,10 +92,10 @@ class StepAccuracy:
     def doubt(self) -> str:
         """Errors that are too large for an all-clear although no module is to blame, as a clause; empty for none."""
         if is_spoiled(self.outputs, self.modules, self.form):
-            errors = " and ".join(f"{100 * one:.3g} %" for one in self.largest_errors)
+            errors = " and ".join(f"{100 * error:.3g} %" for error in self.largest_errors)
             return f"rounding errors of many modules add up: outputs and gradients are off by up to {errors}"
         if inexact := self.inexact_gradients:
-            return f"gradients are off by up to {100 * max(one.best for one in inexact):.3g} %"
+            return f"gradients are off by up to {100 * max(module.best for module in inexact):.3g} %"
         return ""
 
     @property
@@ -104,7 +104,7 @@ class StepAccuracy:
 
         Half precision is not the cause of such errors.
         """
-        outputs = (owner(at) for at, one in self.outputs.items() if one.ill_conditioned and at != LOSS)
+        outputs = (owner(at) for at, errors in self.outputs.items() if errors.ill_conditioned and at != LOSS)
         gradients = (module.name for module in self.modules[::-1] if module.ill_conditioned)
         return next(outputs, next(gradients, None))
 
@@ -129,11 +129,11 @@ class StepAccuracy:
                 break
             if not errors.half <= self.allowed(boundary):
                 wrong.append(boundary)
-        own = [one for one in wrong if not self.outputs[one].own <= EPSILONS * self.form.epsilon]
+        own = [name for name in wrong if not self.outputs[name].own <= EPSILONS * self.form.epsilon]
         if not own:
             lost = lost_boundary(self.outputs, self.modules, self.form)
             return lost[0] if lost else spoiling_boundary(self.outputs, self.modules, self.form)
-        return max((one for one in own if owner(one) == owner(own[0])), key=lambda one: self.outputs[one].own)
+        return max((name for name in own if owner(name) == owner(own[0])), key=lambda name: self.outputs[name].own)
 
     def allowed(self, name: str) -> float:
         """Return the largest acceptable relative error in half precision of an output, by its key of ``outputs``."""
@@ -154,18 +154,18 @@ class StepAccuracy:
 
         A closed gate also loses most of its values, without harm.
         """
-        shown = any(one.judged and one.expected > MUCH for one in self.modules) or bool(self.wrong_gradients)
+        shown = any(module.judged and module.expected > MUCH for module in self.modules) or bool(self.wrong_gradients)
         return self.lost_output(modules) if shown else None
 
     @property
     def wrong_gradients(self) -> tuple[ModuleScaling, ...]:
         """Gradient errors of the modules whose errors are too large for training, in the order of the backward pass."""
-        return tuple(one for one in self.inexact_gradients if not one.best <= one.allowed_loss)
+        return tuple(module for module in self.inexact_gradients if not module.best <= module.allowed_loss)
 
     @property
     def inexact_gradients(self) -> tuple[ModuleScaling, ...]:
         """Gradient errors of the modules whose errors exceed rounding, in the order of the backward pass."""
-        return tuple(one for one in self.modules[::-1] if one.judged and not one.best <= one.allowed)
+        return tuple(module for module in self.modules[::-1] if module.judged and not module.best <= module.allowed)
 
 
 def measure_accuracy(
@@ -178,36 +178,38 @@ def measure_accuracy(
     """
     parts, batch32 = _alone(half(), learner), saved_step.batch.cast(torch.float32)
     form, batch = FORMATS[parts.policy.compute], saved_step.batch.cast(input_dtype(parts.policy))
-    said: Outputs = {}
-    with hook_step(parts, record_outputs(said)):
-        found = gradients(parts, batch, scale)
+    outputs: Outputs = {}
+    with hook_step(parts, record_outputs(outputs)):
+        measured = gradients(parts, batch, scale)
     inputs = input_dtype(parts.policy)
-    reference = compute_reference(_alone(wide(), learner), batch32, form, said, inputs=inputs)
+    reference = compute_reference(_alone(wide(), learner), batch32, form, outputs, inputs=inputs)
     batch32 = batch32.cast(inputs).cast(torch.float32)
     exponent = round(math.log2(scale))
     distances = [
-        replace(one, errors={exponent: distance(found[name], reference.exact[name])}, shifts={exponent: 0.0})
-        for name, one in reference.distances.items()
-        if name in found
+        replace(errors, errors={exponent: distance(measured[name], reference.exact[name])}, shifts={exponent: 0.0})
+        for name, errors in reference.distances.items()
+        if name in measured
     ]
     modules = by_module(distances, form, list(reference.outputs))
     accuracy = StepAccuracy(form, reference.outputs, modules, reference.breaks)
     if (wrong_output := accuracy.wrong_output) is not None:
         blamed = {owner(wrong_output): wrong_output}
         set_matmul_precision(parts.policy)
-        operators = operator_errors((parts, batch), lambda: (_alone(wide(), learner), batch32), said, blamed, form)
+        operators = operator_errors((parts, batch), lambda: (_alone(wide(), learner), batch32), outputs, blamed, form)
         accuracy = replace(accuracy, operator=next(iter(operators.values()), None))
     if not accuracy.inexact_gradients or accuracy.breaks:
         return accuracy
     set_matmul_precision(parts.policy)
     wrong = [module.name for module in accuracy.inexact_gradients]
-    breaks, _ = compare_backward((parts, batch), lambda: (_alone(wide(), learner), batch32), said, scale, wrong, form)
+    breaks, _ = compare_backward(
+        (parts, batch), lambda: (_alone(wide(), learner), batch32), outputs, scale, wrong, form
+    )
     return replace(accuracy, breaks=breaks)
 
 
 def _alone(parts: Parts, learner: str) -> Parts:
     """Return the parts of a run with only one learner, in training mode and without dropout."""
-    parts = replace(parts, learners=tuple(one for one in parts.learners if one.name == learner))
+    parts = replace(parts, learners=tuple(candidate for candidate in parts.learners if candidate.name == learner))
     set_matmul_precision(parts.policy)
     parts.model.train()
     disable_dropout(parts.model)

@@ -71,8 +71,11 @@ def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | Non
     The newly built parts are trained in place. ``state`` is a snapshot from before that step; None starts from the
     parts as built.
     """
-    rings = [Ring(options.log.ring, len(one.weights.names), parts.device) for one in parts.learners]
-    logs = [LearnerLog.of(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
+    rings = [Ring(options.log.ring, len(learner.weights.names), parts.device) for learner in parts.learners]
+    logs = [
+        LearnerLog.of(learner, ring, parts.plan.guard.count)
+        for learner, ring in zip(parts.learners, rings, strict=True)
+    ]
     step_log = StepLog(logs, Fanout(()), options.log)
     progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
     if state is not None:
@@ -193,11 +196,11 @@ def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, s
 def _batches(parts: Parts, progress: Progress) -> Iterator[Batch]:
     loader = parts.loaders["train"]
     while True:
-        found = False
+        has_batches = False
         for batch in loader.batches(progress.epoch, start=progress.batch):
-            found = True
+            has_batches = True
             yield batch
-        if not found and progress.batch == 0:  # every sample is unusable
+        if not has_batches and progress.batch == 0:  # every sample is unusable
             return
         progress.epoch, progress.batch = progress.epoch + 1, 0
 
@@ -210,7 +213,7 @@ def _copied(values: Any) -> Any:
 def _faulty_inputs(parts: Parts, batch: Batch, saved_step: SavedStep) -> tuple[NonfiniteTensor, ...]:
     before = saved_step.batch.tensors()
     known = saved_step.wide and not parts.fault.records(saved_step.step)  # a fault is injected after the cast
-    found = []
+    nonfinite = []
     for name, tensor in batch.tensors().items():
         wrong = tensor.isfinite().logical_not()  # all False for integer tensors
         if wrong.any():
@@ -218,8 +221,8 @@ def _faulty_inputs(parts: Parts, batch: Batch, saved_step: SavedStep) -> tuple[N
             samples = samples if wrong.shape[:1] == (batch.samples,) else wrong.new_zeros(0)  # of another dimension
             wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype
             kind = "nan" if tensor.isnan().any() else "inf"
-            found.append(NonfiniteTensor(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
-    return tuple(found)
+            nonfinite.append(NonfiniteTensor(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
+    return tuple(nonfinite)
 
 
 def _faulty_weights(parts: Parts) -> tuple[NonfiniteTensor, ...]:

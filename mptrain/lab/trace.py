@@ -113,8 +113,8 @@ class Trace:
         """Add the record of a training step: its loss scale, gradient norm and overflow."""
         if not record.overflow:
             look: CleanStep | None = self._looks.at(record.step)
-            if look and (found := sample_at(record.step, look.extreme.value, record.grad_norm)):
-                self._anchors.append(found)
+            if look and (sample := sample_at(record.step, look.extreme.value, record.grad_norm)):
+                self._anchors.append(sample)
             self._clean.add(record.step, record.loss_scale)
         elif math.isfinite(record.loss) and record.loss_scale > 0:
             self._overflowed.add(record.step, record.loss_scale)
@@ -197,8 +197,8 @@ class _Nearest:
         self._values.append(value)
 
     def at(self, step: int) -> Any:
-        place = bisect_left(self._steps, step)
-        return self._values[place] if place < len(self._steps) and self._steps[place] == step else None
+        index = bisect_left(self._steps, step)
+        return self._values[index] if index < len(self._steps) and self._steps[index] == step else None
 
     def to(self, step: int) -> Any:
         """Return the value of the nearest step, the earlier of two; None if there are no values."""
@@ -213,16 +213,16 @@ def read_traces(run: Run, half: bool) -> tuple[dict[str, Trace], list[StepRecord
 
     ``half`` says whether the run computed in FP16. Raises StorageError if a record is damaged.
     """
-    found: dict[str, Trace] = {}
+    traces: dict[str, Trace] = {}
     for histogram in run.histograms():
-        found.setdefault(histogram.learner, Trace(half)).add_histograms(histogram)
+        traces.setdefault(histogram.learner, Trace(half)).add_histograms(histogram)
     with dropping_nothing():
         steps = list(run.steps())
     for record in steps:
-        if record.learner not in found:
-            found[record.learner] = Trace(half)
-        found[record.learner].add(record)
-    return found, steps
+        if record.learner not in traces:
+            traces[record.learner] = Trace(half)
+        traces[record.learner].add(record)
+    return traces, steps
 
 
 def _clean_step(record: HistogramRecord) -> CleanStep | None:
@@ -241,8 +241,8 @@ def _count_above(counts: ExponentCounts, edge: float) -> float:
     if edge <= 0:
         return float(sum(counts.counts) + counts.inf + counts.nan)
     exponent = math.frexp(edge)[1] - 1
-    place = exponent - counts.lowest
-    beyond = sum(counts.counts[max(place + 1, 0) :])
-    within = counts.counts[place] if 0 <= place < len(counts.counts) else 0
+    index = exponent - counts.lowest
+    beyond = sum(counts.counts[max(index + 1, 0) :])
+    within = counts.counts[index] if 0 <= index < len(counts.counts) else 0
     part = within * (2.0 - edge / 2.0**exponent)
     return counts.inf + counts.nan + max(beyond + part, 1.0)

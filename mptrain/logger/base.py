@@ -179,7 +179,7 @@ def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
 #: Fields of a step record without those that say which step it is.
 #: Names, counts, and what runs of mptrain do not have.
 _NOT_DRAWN = ("learner", "step", "updates", "epoch", "applied_norm")
-_OF_A_STEP = tuple(one.name for one in fields(StepRecord) if one.name not in _NOT_DRAWN)
+_OF_A_STEP = tuple(field.name for field in fields(StepRecord) if field.name not in _NOT_DRAWN)
 _OF_AN_EPOCH = ("epoch", "updates", "skipped", "train_loss", "seconds", "terms_per_second")
 
 

@@ -48,15 +48,15 @@ class MLflow(TrackerOptions):
     @override
     def require(self) -> None:
         super().require()
-        place = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        is_folder = bool(place) and (place.startswith("file:") or not re.match(r"[\w+]+:|databricks|uc$", place))
+        uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        is_folder = bool(uri) and (uri.startswith("file:") or not re.match(r"[\w+]+:|databricks|uc$", uri))
         allowed = os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1")
         with contextlib.suppress(ValueError, importlib.metadata.PackageNotFoundError):
-            found = tuple(map(int, importlib.metadata.version("mlflow").split(".")[:2]))
-            if is_folder and not allowed and found >= _NO_FOLDERS:
+            version = tuple(map(int, importlib.metadata.version("mlflow").split(".")[:2]))
+            if is_folder and not allowed and version >= _NO_FOLDERS:
                 raise ConfigError(
-                    f"logger.tracking_uri={place} is a folder, and MLflow {found[0]}.{found[1]} writes to none",
-                    f"use a database: logger.tracking_uri=sqlite:///{place.removeprefix('file:').rstrip('/')}.db; or "
+                    f"logger.tracking_uri={uri} is a folder, and MLflow {version[0]}.{version[1]} writes to none",
+                    f"use a database: logger.tracking_uri=sqlite:///{uri.removeprefix('file:').rstrip('/')}.db; or "
                     "set MLFLOW_ALLOW_FILE_STORE=true, as MLflow's page on file stores says",
                 )
 
@@ -107,14 +107,14 @@ class _Run:
         self._client.set_terminated(self._id, self._status)
 
     def _create(self, experiment: str, name: str) -> str:
-        found = self._client.get_experiment_by_name(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
         try:
-            where = found.experiment_id if found else self._client.create_experiment(experiment)
+            where = existing.experiment_id if existing else self._client.create_experiment(experiment)
         except Exception:
-            found = self._client.get_experiment_by_name(experiment)
-            if found is None:
+            existing = self._client.get_experiment_by_name(experiment)
+            if existing is None:
                 raise
-            where = found.experiment_id  # another run created it in the meantime
+            where = existing.experiment_id  # another run created it in the meantime
         identity: str = self._client.create_run(where, run_name=name).info.run_id
         return identity
 

@@ -86,8 +86,8 @@ class _EventFile:
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
-        one = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=one)
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=shape)
         metadata = create_summary_metadata(display_name="", description="")
         return self._summaries.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 

@@ -215,8 +215,8 @@ def _copied(printed: int, child: int) -> int:
     """
     left, ended, status = MOST_PRINTED, 0, 0
     while True:
-        told = select.select([printed], [], [], 0 if ended else 0.05)[0]
-        piece = os.read(printed, _PIECE) if told else b""
+        readable = select.select([printed], [], [], 0 if ended else 0.05)[0]
+        piece = os.read(printed, _PIECE) if readable else b""
         if piece and left > 0:
             more = b"\n[more output is left out]\n" if len(piece) > left else b""
             with contextlib.suppress(OSError):  # the disk is full
@@ -225,7 +225,7 @@ def _copied(printed: int, child: int) -> int:
         if ended and (not piece or left <= 0):
             return status
         if not ended:
-            ended, status = os.waitpid(child, 0 if told and not piece else os.WNOHANG)  # an end: nobody can print
+            ended, status = os.waitpid(child, 0 if readable and not piece else os.WNOHANG)  # an end: nobody can print
 
 
 def _end_as(status: int) -> NoReturn:

@@ -81,9 +81,9 @@ def ties_below(counts: ExponentCounts) -> ExponentCounts:
         return counts
     ties = [_powers(exponent, count) for exponent, count in enumerate(counts.counts, counts.lowest)]
     moved = [count - out + into for count, out, into in zip(counts.counts, ties, [*ties[1:], 0], strict=True)]
-    places = [ties[0], *moved]
-    filled = [at for at, count in enumerate(places) if count]
-    return replace(counts, lowest=counts.lowest - 1 + filled[0], counts=tuple(places[filled[0] : filled[-1] + 1]))
+    bins = [ties[0], *moved]
+    filled = [at for at, count in enumerate(bins) if count]
+    return replace(counts, lowest=counts.lowest - 1 + filled[0], counts=tuple(bins[filled[0] : filled[-1] + 1]))
 
 
 def _powers(exponent: int, count: int) -> int:
@@ -254,11 +254,11 @@ def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
     micro-batches, of which none exceeded 65,504, because the step did not overflow. ``loss_scale`` is above 0.
     """
     both = (*gradients.modules.items(), *gradients.parameters.items())
-    found = [(counts.largest, name, counts.dtype) for name, counts in both]
-    value, where, _ = max(found, key=lambda each: each[0], default=(0.0, "", ""))
+    maxima = [(counts.largest, name, counts.dtype) for name, counts in both]
+    value, where, _ = max(maxima, key=lambda each: each[0], default=(0.0, "", ""))
     if gradients.half:
         value = min(value, FLOAT16.max)
-    certain = max((largest for largest, _, dtype in found if dtype == "float16"), default=0.0)
+    certain = max((largest for largest, _, dtype in maxima if dtype == "float16"), default=0.0)
     return LargestGradient(value / loss_scale, where, certain / loss_scale)
 
 
@@ -284,8 +284,8 @@ def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm
 
 def largest_at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
     """Estimate the largest gradient of any step from sorted samples; beyond their ends, from the nearest alone."""
-    at = bisect_left(samples, step, key=lambda one: one.step)
-    before, after = (samples[min(max(place, 0), len(samples) - 1)] for place in (at - 1, at))
+    at = bisect_left(samples, step, key=lambda sample: sample.step)
+    before, after = (samples[min(max(index, 0), len(samples) - 1)] for index in (at - 1, at))
     return interpolate(before, after, step, norm)
 
 

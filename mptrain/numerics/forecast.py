@@ -242,7 +242,7 @@ class GradientHistory:
         sound = [sample for sample in sampled_steps if math.isfinite(sample.largest)]
         record = RecordedSteps(self._half)
         limits = overflow_limits(sampled_steps, record.passing(steps), self._half)
-        found = Forecast(
+        forecast = Forecast(
             sampled_steps=sampled_steps,
             steps=limits.total(),
             epochs=record.epochs,
@@ -252,21 +252,21 @@ class GradientHistory:
             largest=max(sound, key=lambda sample: sample.largest, default=None),
             evidence=_agreeing(find_evidence(sampled_steps, record), limits),
         )
-        if found.unseen:  # no evidence either: it would be of a run without those gradients
-            return replace(found, evidence=OverflowEvidence(recorded=record.steps))
-        if found.largest is None or found.largest.largest == 0:
-            return found
+        if forecast.unseen:  # no evidence either: it would be of a run without those gradients
+            return replace(forecast, evidence=OverflowEvidence(recorded=record.steps))
+        if forecast.largest is None or forecast.largest.largest == 0:
+            return forecast
         scales = self._scales(limits)
         lowest = next((each.exponent for each in scales if not each.starved), None)
         highest = min(min(limits) - 1, EXPONENTS[-1])
         if highest < 0:
-            return replace(found, scales=scales, lowest=lowest)
-        found = replace(found, scales=scales, lowest=lowest, highest=highest)
+            return replace(forecast, scales=scales, lowest=lowest)
+        forecast = replace(forecast, scales=scales, lowest=lowest, highest=highest)
         if len(sound) < 2 or 0 < record.steps < FEWEST:
-            return replace(found, too_few=True)
-        if found.has_range and found.top is not None and lowest is not None:
-            return replace(found, recommended=max(min(found.top, min(limits) - 1 - MARGIN), lowest))
-        return replace(found, recommended=found.top) if _is_settled(found) else replace(found, too_few=True)
+            return replace(forecast, too_few=True)
+        if forecast.has_range and forecast.top is not None and lowest is not None:
+            return replace(forecast, recommended=max(min(forecast.top, min(limits) - 1 - MARGIN), lowest))
+        return replace(forecast, recommended=forecast.top) if _is_settled(forecast) else replace(forecast, too_few=True)
 
     def _unseen_tensors(self, sound: int) -> tuple[UnseenTensor, ...]:
         steps, never = Counter(self._unseen), {}
@@ -277,8 +277,8 @@ class GradientHistory:
                 never[name] = zeros
         # Hooks count gradients in the order of the backward pass; those of parameters follow from those of modules.
         named = {name: count for name, count in reversed(steps.items()) if count} or never
-        found = (UnseenTensor(name, count, min(count, self._all_zero[name])) for name, count in named.items())
-        return tuple(sorted(found, key=lambda each: (-each.all_zero, -each.steps)))
+        unseen = (UnseenTensor(name, count, min(count, self._all_zero[name])) for name, count in named.items())
+        return tuple(sorted(unseen, key=lambda each: (-each.all_zero, -each.steps)))
 
     def _is_exactly_zero(self, name: str) -> bool:
         """Return whether the steps at which a module has zeros alone are unlike all others, as those of underflow."""
@@ -292,11 +292,11 @@ class GradientHistory:
             ExponentTails(merged(self.weights.values())),
         )
         sound, steps = [sample for sample in self.sampled_steps if sample.taken], limits.total()
-        found = []
+        scales = []
         for exponent in EXPONENTS:
-            below, subnormal, normal = (place - exponent for place in (TINIEST - 1, TINIEST, NORMAL))
+            below, subnormal, normal = (edge - exponent for edge in (TINIEST - 1, TINIEST, NORMAL))
             taken = max((sample.taken[exponent] for sample in sound), key=_share, default=WorstTensor())
-            found.append(
+            scales.append(
                 ScaleForecast(
                     exponent=exponent,
                     lost=together.share_below(below),
@@ -310,7 +310,7 @@ class GradientHistory:
                     overflow_share=sum(n for limit, n in limits.items() if limit <= exponent) / max(steps, 1),
                 )
             )
-        return tuple(found)
+        return tuple(scales)
 
 
 def _agreeing(evidence: OverflowEvidence, limits: Counter[int]) -> OverflowEvidence:
@@ -322,12 +322,12 @@ def _agreeing(evidence: OverflowEvidence, limits: Counter[int]) -> OverflowEvide
     return replace(evidence, by_samples=max(allowed, default=None))
 
 
-def _is_settled(found: Forecast) -> bool:
+def _is_settled(forecast: Forecast) -> bool:
     """Return whether more samples with the same spread would move the proven limit by at most one doubling."""
-    sure, most = found.evidence.sure, found.evidence.with_more
-    if most is None or found.highest is None:
+    sure, most = forecast.evidence.sure, forecast.evidence.with_more
+    if most is None or forecast.highest is None:
         return False
-    return most < 0 or (sure is not None and sure >= min(most, found.highest) - 1)
+    return most < 0 or (sure is not None and sure >= min(most, forecast.highest) - 1)
 
 
 def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
@@ -341,8 +341,8 @@ def _tails(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentTai
     return ExponentTails(plain, unseen_magnitude(counts) / 2.0 ** round(math.log2(loss_scale)) if half else 0.0)
 
 
-def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCounts]) -> None:
-    for name, counts in found.items():
+def _merge_into(known: dict[str, ExponentCounts], histograms: Mapping[str, ExponentCounts]) -> None:
+    for name, counts in histograms.items():
         known[name] = merged([known[name], counts]) if name in known else counts
 
 

@@ -141,15 +141,15 @@ class RecordedSteps:
 def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
     """Return the evidence that less than 1 % of a run's steps overflow, from sampled and from recorded steps."""
     proven = record.proves()
-    found = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
+    evidence = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
     edges = _edges(sampled_steps)
     if len(edges) < 2:
-        return found
+        return evidence
     middle, spread = fmean(edges), stdev(edges)
     # Exponents of the largest scales below these edges, at most the last of `EXPONENTS`; they may be negative.
     limits = (middle - factor * spread for factor in (tolerance_factor(len(edges)), limit_factor()))
     by_samples, with_more = (min(math.ceil(edge) - 1, EXPONENTS[-1]) for edge in limits)
-    return replace(found, by_samples=by_samples if by_samples >= 0 else None, with_more=with_more, spread=spread)
+    return replace(evidence, by_samples=by_samples if by_samples >= 0 else None, with_more=with_more, spread=spread)
 
 
 def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
@@ -161,15 +161,15 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
     they were computed in FP16: then a step without overflow has none at lower scales either.
     """
     left = {sample.step: sample for sample in sampled_steps}
-    found: Counter[int] = Counter()
+    limits: Counter[int] = Counter()
     waiting: list[_Between] = []
     before: HistogramSample | None = None
     for step in steps:
         sample = left.pop(step.step, None)
         after = sample_at(step.step, sample.largest, step.grad_norm) if sample and not step.overflow else None
         if sample and after:
-            found.update(_between(before or after, after, waiting))
-            found[_limit_of(sample)] += 1
+            limits.update(_between(before or after, after, waiting))
+            limits[_limit_of(sample)] += 1
             waiting, before = [], after
         elif step.overflow:
             if math.isfinite(step.loss) and 0 < step.loss_scale < math.inf:
@@ -178,14 +178,14 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
             clean = math.floor(math.log2(step.loss_scale)) if half and 0 < step.loss_scale < math.inf else -_NEVER
             waiting.append(_Between(step.step, step.grad_norm, clean + 1, _NEVER))
         if before and not left:  # no further samples
-            found.update(_between(before, before, waiting))
+            limits.update(_between(before, before, waiting))
             waiting = []
     if before:
-        found.update(_between(before, before, waiting))
+        limits.update(_between(before, before, waiting))
     else:
-        found.update(one.overflowed for one in waiting if one.overflowed < _NEVER)
-    found.update(_limit_of(sample) for sample in left.values())
-    return found
+        limits.update(step.overflowed for step in waiting if step.overflowed < _NEVER)
+    limits.update(_limit_of(sample) for sample in left.values())
+    return limits
 
 
 def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
@@ -201,7 +201,7 @@ def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
     overflowed = [sample for sample in sampled_steps if math.isinf(sample.largest)]
     if len(sound) < len(overflowed):
         return []
-    edges = [_END - one.largest for one in sound]
+    edges = [_END - sample.largest for sample in sound]
     for sample in overflowed:
         largest = largest_at_step(sound, sample.step, math.inf)
         edges.append(min(_END - math.log2(largest), math.log2(sample.loss_scale)))
@@ -229,9 +229,9 @@ class _Between(NamedTuple):
 
 
 def _between(before: HistogramSample, after: HistogramSample, steps: Iterable[_Between]) -> Iterator[int]:
-    for one in steps:
-        found = _first_overflowing(interpolate(before, after, one.step, one.norm))
-        yield min(max(found, one.least), one.overflowed)
+    for step in steps:
+        exponent = _first_overflowing(interpolate(before, after, step.step, step.norm))
+        yield min(max(exponent, step.least), step.overflowed)
 
 
 def tolerance_factor(samples: int) -> float:
@@ -253,7 +253,7 @@ def limit_factor() -> float:
     return float(special.ndtri(1 - MOST))
 
 
-def largest_share(found: int, samples: int) -> float:
+def largest_share(cases: int, samples: int) -> float:
     """Return the 95 % upper confidence bound (Clopper and Pearson, 1934) on a share, from cases found among samples.
 
     Without a case it is 1 - 0.05^(1/samples), nearly 3/samples: the rule of three. A bound below 1 % requires 299
@@ -261,4 +261,4 @@ def largest_share(found: int, samples: int) -> float:
     """
     from scipy import special
 
-    return 1.0 if found >= samples else float(special.betaincinv(found + 1, samples - found, CONFIDENCE))
+    return 1.0 if cases >= samples else float(special.betaincinv(cases + 1, samples - cases, CONFIDENCE))

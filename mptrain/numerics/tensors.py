@@ -52,22 +52,22 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
-def count_exponents(tensor: Tensor, found: Tensor | None = None) -> Tensor:
+def count_exponents(tensor: Tensor, total: Tensor | None = None) -> Tensor:
     """Count the values of a tensor of any float dtype (FP64 is rounded to FP32) by exponent, without synchronising.
 
     The result is int64 of shape (`PLACES`,) on the tensor's device: the numbers of values with each of the 256 biased
     FP32 exponents, the numbers of zeros and NaN, and the bits of the largest finite magnitude in FP32. It is added to
-    ``found``, an earlier result or zeros, if given: of the two largest magnitudes, the larger stays.
+    ``total``, an earlier result or zeros, if given: of the two largest magnitudes, the larger stays.
     """
-    if found is None:
-        found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
+    if total is None:
+        total = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
     values = as_real(tensor.detach())
     least, most = PIECE if values.is_cpu else _DEVICE_PIECE, values.numel() >> 4
     for piece in _pieces(values, most if most > least else least) if values.numel() else ():
         counts = _count(piece)
-        found[:_LARGEST] += counts[:_LARGEST]
-        torch.maximum(found[_LARGEST:], counts[_LARGEST:], out=found[_LARGEST:])
-    return found
+        total[:_LARGEST] += counts[:_LARGEST]
+        torch.maximum(total[_LARGEST:], counts[_LARGEST:], out=total[_LARGEST:])
+    return total
 
 
 def _pieces(values: Tensor, most: int) -> Iterable[Tensor]:
@@ -83,36 +83,36 @@ def _pieces(values: Tensor, most: int) -> Iterable[Tensor]:
 
 def _count(values: Tensor) -> Tensor:
     bits = values.float().view(torch.int32).bitwise_and(0x7FFFFFFF)
-    found = torch.zeros(PLACES, dtype=torch.int64, device=values.device)
+    counts = torch.zeros(PLACES, dtype=torch.int64, device=values.device)
     exponents = bits.bitwise_right_shift(_MANTISSA)
     if values.is_cuda:  # bincount synchronises with the device to read the largest value
-        found[:_BINS] = torch.histc(exponents, bins=_BINS, min=0, max=_BINS)
+        counts[:_BINS] = torch.histc(exponents, bins=_BINS, min=0, max=_BINS)
     else:
-        found[:_BINS] = torch.bincount(exponents, minlength=_BINS)
+        counts[:_BINS] = torch.bincount(exponents, minlength=_BINS)
     del exponents
-    found[_ZEROS] = torch.count_nonzero(bits == 0)
-    found[_NANS] = torch.count_nonzero(bits > _INF_BITS)
-    found[_LARGEST] = bits.mul_(bits < _INF_BITS).max()
-    return found
+    counts[_ZEROS] = torch.count_nonzero(bits == 0)
+    counts[_NANS] = torch.count_nonzero(bits > _INF_BITS)
+    counts[_LARGEST] = bits.mul_(bits < _INF_BITS).max()
+    return counts
 
 
-def scaled_counts(places: list[int], some: int, of: int) -> list[int]:
+def scaled_counts(counts: list[int], some: int, of: int) -> list[int]:
     """Return counts of ``some`` elements as those of all ``of``, of which they are a sample."""
-    return [round(count * of / some) for count in places[:_LARGEST]] + places[_LARGEST:]
+    return [round(count * of / some) for count in counts[:_LARGEST]] + counts[_LARGEST:]
 
 
-def read_counts(places: list[int], dtype: torch.dtype) -> ExponentCounts:
+def read_counts(counts: list[int], dtype: torch.dtype) -> ExponentCounts:
     """Return the exponent histogram of ``count_exponents(tensor).tolist()``; FP32 subnormals count as 2^-127."""
-    zeros, nans = places[_ZEROS], places[_NANS]
-    bins = places[: _BINS - 1]
+    zeros, nans = counts[_ZEROS], counts[_NANS]
+    bins = counts[: _BINS - 1]
     bins[0] -= zeros
     filled = [at for at, count in enumerate(bins) if count]
     first, last = (filled[0], filled[-1]) if filled else (0, -1)
-    largest = torch.tensor(places[_LARGEST], dtype=torch.int32, device="cpu").view(torch.float32).item()
+    largest = torch.tensor(counts[_LARGEST], dtype=torch.int32, device="cpu").view(torch.float32).item()
     return ExponentCounts(
         dtype=str(dtype).removeprefix("torch."),
         zeros=zeros,
-        inf=places[_BINS - 1] - nans,
+        inf=counts[_BINS - 1] - nans,
         nan=nans,
         largest=largest,
         lowest=first - _BIAS if filled else 0,
@@ -140,7 +140,7 @@ def is_sharded(tensor: Tensor) -> bool:
 def is_first_copy(tensor: Tensor) -> bool:
     """Return whether no rank before this one holds the same shard of a sharded tensor, as replicas do (HSDP)."""
     mesh, placements = cast("Any", tensor).device_mesh, cast("Any", tensor).placements
-    return {mesh.get_local_rank(dim) for dim, one in enumerate(placements) if one.is_replicate()} <= {0}
+    return {mesh.get_local_rank(dim) for dim, placement in enumerate(placements) if placement.is_replicate()} <= {0}
 
 
 def part(tensor: Tensor) -> Tensor:

@@ -123,8 +123,8 @@ class MasterWeights:
         Passes made them through ``.data`` in some steps, but not in the rehearsal.
         """
         unseen, self._unseen = self._unseen, []
-        for index, found in unseen:
-            if found:
+        for index, changed in unseen:
+            if changed:
                 raise self.lost_change(index, "through .data in some steps")
 
     def lost_change(self, index: int, how: str) -> ConfigError:

@@ -58,7 +58,7 @@ def parameter_options(
     The weight decay of the rule applies to parameters with two dimensions or more unless it asks for all. The first
     group that matches a parameter counts. ``layer_factors`` are further factors of the learning rate.
     """
-    found = {}
+    options = {}
     for name, parameter in named.items():
         decays = parameter.ndim > 1 or rule.decay_norms_and_biases
         factor, decay = (layer_factors or {}).get(name, 1.0), rule.weight_decay if decays else 0.0
@@ -66,8 +66,8 @@ def parameter_options(
         if group is not None:
             factor *= group.lr_factor
             decay = decay if group.weight_decay is None else group.weight_decay
-        found[name] = ParameterOptions(factor, decay)
-    return found
+        options[name] = ParameterOptions(factor, decay)
+    return options
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -139,7 +139,7 @@ def _layers_of_timm(model: nn.Module, names: Sequence[str]) -> dict[str, int] | 
 def describe_options(options: Iterable[ParameterOptions]) -> str:
     """Describe in one line the learning rates and weight decays of all trained parameters, for the user."""
     known = list(options)
-    factors, decays = (sorted({one[index] for one in known}) for index in (0, 1))
+    factors, decays = (sorted({option[index] for option in known}) for index in (0, 1))
     rates = f"{len(factors)} learning rates, x{factors[0]:.3g} to x{factors[-1]:.3g} of the schedule's"
     if len(factors) == 1:
         rates = f"learning rate x{factors[0]:.3g}"

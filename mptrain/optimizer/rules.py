@@ -267,8 +267,8 @@ def _tensor_by_tensor(moved: Moved, group: Group, grads: list[Tensor], inputs: U
     grad_scale = None if inputs.grad_scale is None else inputs.grad_scale[0]
     inputs = UpdateInputs(lr=inputs.lr[0], step=inputs.step[0], grad_scale=None, skip=inputs.skip[0])
     refused = inputs.skip == 1
-    for place, (weight, grad) in enumerate(zip(group.weights, grads, strict=True)):
-        state = {name: tensors[place] for name, tensors in group.state.items()}
+    for index, (weight, grad) in enumerate(zip(group.weights, grads, strict=True)):
+        state = {name: tensors[index] for name, tensors in group.state.items()}
         wide = {name: tensor.float() for name, tensor in state.items()}
         unscaled = grad.float() if grad_scale is None else grad.float() / grad_scale
         new, following = moved(weight.float(), unscaled, wide, group.weight_decay, inputs)

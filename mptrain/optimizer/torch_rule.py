@@ -77,7 +77,7 @@ class TorchRule:
         pairs = list(zip(leaves, options, strict=True))
         kinds = [(self.kind, self.arguments, pairs)]
         if self.name == "torch.optim.Muon":
-            matrices, others = ([one for one in pairs if (one[0].ndim == 2) is wanted] for wanted in (True, False))
+            matrices, others = ([pair for pair in pairs if (pair[0].ndim == 2) is wanted] for wanted in (True, False))
             if not matrices:
                 raise ConfigError(
                     f"{self.name} updates parameters with two dimensions, and there are none", "choose adamw"
@@ -107,9 +107,9 @@ class TorchRule:
 
     def failed(self, what: str, error: Exception) -> ConfigError:
         """Return an error about an exception that the optimizer has raised."""
-        said = str(error).strip().partition("\n")[0]
+        message = str(error).strip().partition("\n")[0]
         return ConfigError(
-            f"{self.name} {what}: {type(error).__name__}: {said}",
+            f"{self.name} {what}: {type(error).__name__}: {message}",
             "choose another optimizer, or other arguments; --traceback shows where it failed",
         )
 
@@ -215,9 +215,9 @@ def public_name(kind: Callable[..., Any]) -> str:
 
 def torch_optimizer(name: str) -> tuple[OptimizerClass, dict[str, Any]]:
     """Return an optimizer of torch.optim by its name, such as ``RAdam``, without arguments, or raise ConfigError."""
-    found = getattr(torch.optim, name, None)
-    if inspect.isclass(found) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer:
-        return found, {}
+    kind = getattr(torch.optim, name, None)
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+        return kind, {}
     kinds = {other: kind for other, kind in vars(torch.optim).items() if inspect.isclass(kind)}
     base = torch.optim.Optimizer
     names = [other for other, kind in kinds.items() if issubclass(kind, base) and kind is not base]
@@ -348,12 +348,12 @@ class TorchState:
     ) -> None:
         self._rule, self._optimizers, self._named, self._in_half = rule, optimizers, named, in_half
         self._names = {id(leaf): name for name, leaf in zip(named, leaves, strict=True)}
-        self._initial = [[_settings(group) for group in one.param_groups] for one in optimizers]
+        self._initial = [[_settings(group) for group in optimizer.param_groups] for optimizer in optimizers]
 
     def save(self) -> dict[str, object]:
         """Return the state, as in `TorchUpdater.state_dict` but for the number of updates, or raise ConfigError."""
         state, on_host = {}, set()
-        for leaf, entries in itertools.chain.from_iterable(one.state.items() for one in self._optimizers):
+        for leaf, entries in itertools.chain.from_iterable(optimizer.state.items() for optimizer in self._optimizers):
             name = self._names.get(id(leaf))
             if name is None:
                 raise self._rule.unsaved("state that belongs to no parameter")
@@ -373,10 +373,10 @@ class TorchState:
             for group, initial in zip(groups_of(self._optimizers), itertools.chain(*self._initial), strict=True)
         ]
         others = {
-            public_name(type(one)): {
-                key: self._plain(key, value) for key, value in one.state_dict().items() if key not in _USUAL
+            public_name(type(optimizer)): {
+                key: self._plain(key, value) for key, value in optimizer.state_dict().items() if key not in _USUAL
             }
-            for one in self._optimizers
+            for optimizer in self._optimizers
         }
         return {
             "state": state,
@@ -450,11 +450,11 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, other: Any) -> bool:
     """Return whether two values of an optimizer are equal and of the same type."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(first, Tensor) and isinstance(other, Tensor):
+        return torch.equal(first, other)
+    return type(first) is type(other) and bool(first == other)
 
 
 def _is_on_host(value: Any) -> bool:
@@ -464,14 +464,14 @@ def _is_on_host(value: Any) -> bool:
 def _placed(value: Any, loaded: Any, device: torch.device | None) -> Any:
     """Return a copy of a saved value on a device, or where torch has loaded it; dtypes are kept."""
     if isinstance(value, Tensor):
-        place = device or (loaded.device if isinstance(loaded, Tensor) else value.device)
-        return value.detach().to(place, copy=True)
+        target = device or (loaded.device if isinstance(loaded, Tensor) else value.device)
+        return value.detach().to(target, copy=True)
     if isinstance(value, Mapping):
         there = loaded if isinstance(loaded, Mapping) else {}
         return {name: _placed(item, there.get(name), device) for name, item in value.items()}
     if isinstance(value, list | tuple):
         near = loaded if isinstance(loaded, list | tuple) and len(loaded) == len(value) else [None] * len(value)
-        return type(value)([_placed(item, place, device) for item, place in zip(value, near, strict=True)])
+        return type(value)([_placed(item, counterpart, device) for item, counterpart in zip(value, near, strict=True)])
     return value
 
 

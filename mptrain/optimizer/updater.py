@@ -95,7 +95,12 @@ class Updater:
             name: {key: as_part_of(tensor, p) for key, tensor in tensors.items()}
             for name, p, tensors in zip(self._names, self._params, self._state, strict=True)
         }
-        missed = {self._names[i]: one.missed for one in self._cohorts if one.missed is not None for i in one.indices}
+        missed = {
+            self._names[i]: cohort.missed
+            for cohort in self._cohorts
+            if cohort.missed is not None
+            for i in cohort.indices
+        }
         return {"step": self.step, "state": state, **({"missed": missed} if missed else {})}
 
     def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
@@ -144,7 +149,7 @@ class Updater:
     def _live_groups(self, live: tuple[bool, ...]) -> list[_Members]:
         if live not in self._groups:
             work, alike = self._masters.work, dict[tuple[ParameterOptions, torch.dtype, int], list[int]]()
-            cohorts = {index: number for number, one in enumerate(self._cohorts) for index in one.indices}
+            cohorts = {index: number for number, cohort in enumerate(self._cohorts) for index in cohort.indices}
             for index, own in enumerate(self._options):
                 if live[index]:
                     alike.setdefault((own, work[index].dtype, cohorts[index]), []).append(index)
@@ -189,10 +194,10 @@ class _Members:
 
     def follow_weights(self) -> None:
         """Renew the views of weights and state if a module has reallocated a parameter or changed its memory order."""
-        places = [(weight.data_ptr(), weight.stride()) for weight in self._weights]
-        if places == self._places:
+        layouts = [(weight.data_ptr(), weight.stride()) for weight in self._weights]
+        if layouts == self._places:
             return
-        self._places, self._orders = places, [memory_order(weight) for weight in self._weights]
+        self._places, self._orders = layouts, [memory_order(weight) for weight in self._weights]
         for weight, kept in zip(self._weights, self._kept, strict=True):
             for name, tensor in kept.items():
                 if tensor.stride() != weight.stride():
@@ -243,9 +248,9 @@ class TorchUpdater:
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
         self._begun: set[tuple[bool, ...]] = set()
-        self._fused = all(skips_on_device(one) and not has_step_hooks(one) for one in self._optimizers)
+        self._fused = all(skips_on_device(opt) and not has_step_hooks(opt) for opt in self._optimizers)
         self._on_host = capabilities(device).host
-        self._may_keep = not all(public_name(type(one)).startswith("torch.optim.") for one in self._optimizers)
+        self._may_keep = not all(public_name(type(opt)).startswith("torch.optim.") for opt in self._optimizers)
 
     @property
     def reads(self) -> bool:
@@ -254,9 +259,9 @@ class TorchUpdater:
 
     def describe(self) -> str:
         """Describe the optimizers in one line for the user: names, number of parameters and host reads."""
-        words = [public_name(type(one)) for one in self._optimizers]
+        words = [public_name(type(optimizer)) for optimizer in self._optimizers]
         if words[1:]:
-            counts = [sum(len(group["params"]) for group in one.param_groups) for one in self._optimizers]
+            counts = [sum(len(group["params"]) for group in optimizer.param_groups) for optimizer in self._optimizers]
             words[0] += f" for parameters with two dimensions ({counts[0]})"
             words[1] += f" for the others ({counts[1]})"
         return ", ".join([*words, *(["one host read a step"] if self.reads else [])])
@@ -272,7 +277,7 @@ class TorchUpdater:
                 return
         self.step.add_(verdict.applied)
         self._masters.copy_from_params()
-        places = self._follow_weights()
+        addresses = self._follow_weights()
         self._hand(grads, None if self._fused else grad_scale)
         for group, factor in zip(groups_of(self._optimizers), self._factors, strict=True):
             group["lr"] = rate * factor if factor != 1 else rate
@@ -283,7 +288,7 @@ class TorchUpdater:
                 if self._fused and not on_device:
                     begin_late_momentum(optimizer)
                 self._step(optimizer, grad_scale, verdict.skip if on_device else None)
-            self._take_over(places)
+            self._take_over(addresses)
         for leaf in self._leaves:
             leaf.grad = None
         increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
@@ -322,10 +327,10 @@ class TorchUpdater:
 
     def _follow_weights(self) -> list[int]:
         """Renew the shared memory if a module has reallocated a parameter or changed its memory order."""
-        places = []
+        addresses = []
         for leaf, work in zip(self._leaves, self._masters.work, strict=True):
-            places.append(work.data_ptr())
-            if leaf.data_ptr() == places[-1] and leaf.stride() == work.stride():
+            addresses.append(work.data_ptr())
+            if leaf.data_ptr() == addresses[-1] and leaf.stride() == work.stride():
                 continue
             before = leaf.stride()
             leaf.data = work.detach()
@@ -335,9 +340,9 @@ class TorchUpdater:
                     if isinstance(value, Tensor) and value.shape == leaf.shape and value.stride() == before:
                         state[key] = torch.empty_like(leaf, dtype=value.dtype, requires_grad=False).copy_(value)
 
-        return places
+        return addresses
 
-    def _take_over(self, places: Sequence[int]) -> None:
+    def _take_over(self, addresses: Sequence[int]) -> None:
         """Copy weights to which an update gave other memory back to the working tensors, or raise ConfigError."""
         groups = groups_of(self._optimizers)
         if len(groups) != len(self._factors):
@@ -345,8 +350,8 @@ class TorchUpdater:
         own = {id(leaf) for group in groups for leaf in group["params"]}
         if own != set(map(id, self._leaves)):
             raise self._rule.refused("replaces parameters in its groups, and the model keeps the old ones")
-        for name, leaf, work, place in zip(self._names, self._leaves, self._masters.work, places, strict=True):
-            if leaf.data_ptr() != place:
+        for name, leaf, work, address in zip(self._names, self._leaves, self._masters.work, addresses, strict=True):
+            if leaf.data_ptr() != address:
                 if (leaf.shape, leaf.dtype) != (work.shape, work.dtype):
                     raise self._rule.refused(f"changes the shape or dtype of {name}")
                 work.copy_(leaf)
@@ -429,9 +434,9 @@ class FirstUpdates:
         halves = [half.clone() for half in self._masters.rounded_into() if half is not None]
         own = {
             key: [x.clone() if isinstance(x, Tensor) else x for x in self._values(value)]
-            for one in self._optimizers
-            if type(one).state_dict is torch.optim.Optimizer.state_dict  # others save more
-            for key, value in vars(one).items()
+            for optimizer in self._optimizers
+            if type(optimizer).state_dict is torch.optim.Optimizer.state_dict  # others save more
+            for key, value in vars(optimizer).items()
             if key not in ("state", "param_groups", "defaults")
         }
         return [leaf.detach().clone() for leaf in self._leaves], halves, own

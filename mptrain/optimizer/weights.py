@@ -122,8 +122,8 @@ class Weights:
     def _measured(
         self, measure: Measure, grads: Sequence[Tensor | None], across: tuple[AcrossNorms, AcrossMeasure] | None
     ) -> Tensor:
-        found = [g.to(work.dtype) for g, work in zip(grads, self.masters.work, strict=True) if g is not None]
-        return measure(found) if across is None else across[1](measure, found)
+        present = [g.to(work.dtype) for g, work in zip(grads, self.masters.work, strict=True) if g is not None]
+        return measure(present) if across is None else across[1](measure, present)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor | None) -> None:
         """Apply a step's update: unscale and clip the gradients, change the weights, round them to half precision.
@@ -200,8 +200,8 @@ class Gradients:
 
     def by_name(self) -> dict[str, Tensor]:
         """Return the scaled gradients by parameter name, detached and in the dtype that the rule updates."""
-        found = zip(self._names, self.tensors(), self._work, strict=True)
-        return {name: grad.detach().to(work.dtype) for name, grad, work in found if grad is not None}
+        named = zip(self._names, self.tensors(), self._work, strict=True)
+        return {name: grad.detach().to(work.dtype) for name, grad, work in named if grad is not None}
 
     def missing(self) -> list[str]:
         """Return the names of the parameters that have no gradient in this step."""
@@ -218,9 +218,9 @@ class Gradients:
 
     def take_sums(self, sums: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Replace half-precision parameters' gradients, if any, by float32 sums from elsewhere, as over all ranks."""
-        places = {id(self._params[index]): index for index in self._summed}
+        indices = {id(self._params[index]): index for index in self._summed}
         for parameter, total in sums:
-            index = places.get(id(parameter), -1)
+            index = indices.get(id(parameter), -1)
             if index >= 0 and (index in self._sums or parameter.grad is not None):
                 self._sums[index] = total
                 parameter.grad = None

@@ -196,8 +196,8 @@ class DistributedCommunicator(Communicator):
         table = torch.tensor(list(numbers), dtype=torch.int64)
         with self._noticing_loss():
             self._dist.all_reduce(table, group=self._host)
-        found: list[int] = table.tolist()
-        return found
+        totals: list[int] = table.tolist()
+        return totals
 
     @override
     def all_reduce_(self, tensor: Tensor) -> Tensor:
@@ -220,18 +220,18 @@ class DistributedCommunicator(Communicator):
 
     @override
     def all_gather_object(self, value: Value) -> list[Value]:
-        found: list[Any] = [None] * self.world_size
+        gathered: list[Any] = [None] * self.world_size
         with self._noticing_loss():
-            self._dist.all_gather_object(found, value, group=self._host)
-        return found
+            self._dist.all_gather_object(gathered, value, group=self._host)
+        return gathered
 
     @override
     def broadcast_object(self, value: Value) -> Value:
-        said: list[Any] = [value]
+        objects: list[Any] = [value]
         with self._noticing_loss():
-            self._dist.broadcast_object_list(said, 0, group=self._host)
-        found: Value = said[0]
-        return found
+            self._dist.broadcast_object_list(objects, 0, group=self._host)
+        received: Value = objects[0]
+        return received
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -263,11 +263,11 @@ class DistributedCommunicator(Communicator):
         Other ranks get it with the rank in its message, as a RankFailed if it is no `MptrainError`. If all ranks have
         failed, each raises its own error.
         """
-        said = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
-        troubles = [one for one in said if one is not None]
+        errors = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
+        troubles = [failure for failure in errors if failure is not None]
         if not troubles:
             return
-        if error is not None and (len(troubles) == self.world_size or said.index(troubles[0]) == self.rank):
+        if error is not None and (len(troubles) == self.world_size or errors.index(troubles[0]) == self.rank):
             raise error
         raise troubles[0]
 
@@ -277,10 +277,10 @@ class DistributedCommunicator(Communicator):
         Preemption, the loss of another rank and exceptions such as KeyboardInterrupt are not published.
         """
         if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_rank_loss(error):
-            said = error_for_other_ranks(error, self.rank)
-            kind = type(said).__name__
+            published = error_for_other_ranks(error, self.rank)
+            kind = type(published).__name__
             with contextlib.suppress(RuntimeError):  # the process that hosts the store may have exited too
-                self.store.set(_WHY, json.dumps([kind, str(said), said.hint, said.exit_code]))
+                self.store.set(_WHY, json.dumps([kind, str(published), published.hint, published.exit_code]))
 
     def why(self) -> MptrainError | None:
         """Return the error that another rank has published in the store, after waiting up to half a second for it."""

@@ -11,7 +11,7 @@ rank only, after the reduction of gradients (a broken device, or a shard of the 
 
 The backward pass yields sharded gradients, summed over ranks, in the dtype of the parameters. torch rounds FP32 master
 weights to half precision when it gathers them: weights beyond 65504 become inf, whereas
-`mptrain.optimizer.weights.MasterWeights.copy_to_params` saturates them.
+`mptrain.optimizer.masters.MasterWeights.copy_to_params` saturates them.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class FSDP2Strategy(_DistributedStrategy):
         super().__init__(comm, wide=wide, meeting=True)
         self._root = root
         parameters = ((module._parameters, *pair) for module in root.modules() for pair in module._parameters.items())
-        self._frozen = [(own, name, one) for own, name, one in parameters if one is not None and not one.requires_grad]
+        self._frozen = [(own, name, p) for own, name, p in parameters if p is not None and not p.requires_grad]
         for name, module in root.named_modules():
             sharded = isinstance(module, FSDPModule)  # whose class, to mypy, is no module
             if sharded:
@@ -398,7 +398,7 @@ def shard(
     as_it_is = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
     chosen = composite_members(model) if units is None else [_named(model, name) for name in units]
     apart = {id(module): module for module in kept if any(True for _ in module.parameters())}
-    order = {id(module): place for place, module in enumerate(model.modules())}
+    order = {id(module): index for index, module in enumerate(model.modules())}
     gathered = {id(module): module for module in chosen} | apart
     for key in sorted(gathered, key=order.__getitem__, reverse=True):  # inner modules first
         fully_shard(gathered[key], mesh=mesh, mp_policy=as_it_is if key in apart else rounded)
@@ -415,20 +415,20 @@ def composite_members(model: nn.Module) -> list[nn.Module]:
     Members without parameters are left out, and members that share a parameter with a module outside, because a
     parameter belongs to one unit.
     """
-    places: dict[int, set[int]] = {}
+    owners: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            places.setdefault(id(parameter), set()).add(id(module))
-    found = []
+            owners.setdefault(id(parameter), set()).add(id(module))
+    members = []
     for holder in model.modules():
         if not isinstance(holder, (nn.Sequential, nn.ModuleList)):
             continue
         for member in holder.children():
             inside = {id(module) for module in member.modules()}
             own = list(member.parameters())
-            if len(inside) > 1 and own and all(places[id(parameter)] <= inside for parameter in own):
-                found.append(member)
-    return found
+            if len(inside) > 1 and own and all(owners[id(parameter)] <= inside for parameter in own):
+                members.append(member)
+    return members
 
 
 def _named(model: nn.Module, name: str) -> nn.Module:
@@ -439,5 +439,5 @@ def _named(model: nn.Module, name: str) -> nn.Module:
             f"distributed.units: the model has no module {name!r}",
             f"did you mean {guess}?" if guess else "use qualified names of the model's modules",
         )
-    found: nn.Module = known[name]
-    return found
+    module: nn.Module = known[name]
+    return module

@@ -29,12 +29,12 @@ def convert_sync_batchnorm(model: nn.Module, comm: Communicator) -> nn.Module:
 
     Raises ConfigError if a layer has a ``forward`` of its own, which the conversion would lose.
     """
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, BatchNorm)}
-    layers = {name: one for name, one in layers.items() if not isinstance(one, nn.SyncBatchNorm)}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, BatchNorm)}
+    layers = {name: layer for name, layer in layers.items() if not isinstance(layer, nn.SyncBatchNorm)}
     own = [
-        f"{name} ({type(one).__name__})"
-        for name, one in layers.items()
-        if getattr(one.forward, "__func__", None) is not BatchNorm.forward
+        f"{name} ({type(layer).__name__})"
+        for name, layer in layers.items()
+        if getattr(layer.forward, "__func__", None) is not BatchNorm.forward
     ]
     if own:
         raise ConfigError(

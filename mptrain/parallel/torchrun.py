@@ -123,14 +123,14 @@ def describe_ended_rank(children: Mapping[int, int]) -> str:
     ends: list[tuple[int, str]] = []
     for pid, rank in children.items():
         try:
-            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             continue
-        if found is not None and found.si_code != os.CLD_EXITED:
-            ends.append((0, f"rank {rank} was killed by {signal.Signals(found.si_status).name}"))
-        elif found is not None and found.si_status != EXIT_OK:
-            lost_others = found.si_status == EXIT_PREEMPTED
-            ends.append((1 + lost_others, f"rank {rank} exited with exit code {found.si_status}"))
+        if status is not None and status.si_code != os.CLD_EXITED:
+            ends.append((0, f"rank {rank} was killed by {signal.Signals(status.si_status).name}"))
+        elif status is not None and status.si_status != EXIT_OK:
+            lost_others = status.si_status == EXIT_PREEMPTED
+            ends.append((1 + lost_others, f"rank {rank} exited with exit code {status.si_status}"))
     return min(ends, default=(0, ""), key=lambda end: end[0])[1]
 
 
@@ -329,10 +329,10 @@ def tell_refusal(error: MptrainError) -> None:
             ranks_store(_ATTEMPT).set(_SPOKEN, "")
         if begun is None or begun.rank == 0 or isinstance(error, Preempted):
             return
-        store, said = ranks_store(_ANSWER), error_for_other_ranks(error, begun.rank)
+        store, refusal = ranks_store(_ANSWER), error_for_other_ranks(error, begun.rank)
         deadline = time.monotonic() + _ANSWER
         if not store.check([_ALL]):
-            store.set(_REFUSAL, json.dumps([type(said).__name__, str(said), said.hint, said.exit_code]))
+            store.set(_REFUSAL, json.dumps([type(refusal).__name__, str(refusal), refusal.hint, refusal.exit_code]))
         while not store.check([_ALL]) and time.monotonic() < deadline:  # until torchrun ends this rank after rank 0
             time.sleep(0.05)
 
@@ -360,7 +360,7 @@ def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
     A restart of the ranks needs another store, or another key prefix. Raise RankLost if the store is lost or a
     rank is late, and the error of a rank that has ended (`tell_refusal`).
     """
-    deadline, keys = time.monotonic() + timeout, [f"{_COME}/{one}" for one in range(count)]
+    deadline, keys = time.monotonic() + timeout, [f"{_COME}/{peer}" for peer in range(count)]
     try:
         store.set(keys[rank], str(os.getpid()))
         while not store.check([_ALL]):
@@ -369,8 +369,8 @@ def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
             elif rank == 0 and store.check([_REFUSAL]):
                 raise published_error(*json.loads(store.get(_REFUSAL)))
             elif time.monotonic() > deadline:
-                found = sum(store.check([key]) for key in keys)
-                raise RankLost(f"{found} of {count} ranks joined at {rendezvous_endpoint()} within {timeout:g} s")
+                joined = sum(store.check([key]) for key in keys)
+                raise RankLost(f"{joined} of {count} ranks joined at {rendezvous_endpoint()} within {timeout:g} s")
             time.sleep(0.02 + count / 10_000)  # one store serves all ranks
     except RuntimeError as error:
         raise RankLost(f"the store at {rendezvous_endpoint()} was closed before all ranks had joined") from error

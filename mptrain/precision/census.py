@@ -108,29 +108,29 @@ class OperatorCensus(EagerMode):
     @property
     def products(self) -> dict[str, dict[torch.dtype, int]]:
         """Number of calls of products by operator name and dtype of the first operand."""
-        found: dict[str, dict[torch.dtype, int]] = {}
+        products: dict[str, dict[torch.dtype, int]] = {}
         for (name, dtype, *_), calls in self.product_calls.items():
-            by_dtype = found.setdefault(name, {})
+            by_dtype = products.setdefault(name, {})
             by_dtype[dtype] = by_dtype.get(dtype, 0) + calls
-        return found
+        return products
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.written.update(storage_key(one.untyped_storage()) for one in written_tensors(func, args, kwargs or {}))
+        self.written.update(storage_key(t.untyped_storage()) for t in written_tensors(func, args, kwargs or {}))
         if func in PRODUCTS and _is_own(current_autograd_node()):
             # Only the first tensor: others may be statistics, e.g. of attention, which are FP32 in every mode.
             floating = (a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
             if (dtype := next(floating, None)) is not None:
                 name = func.overloadpacket.__name__
-                place = self._current_module(), _calling_line()
-                self.product_calls[Product(name, dtype, *place, self._is_widened(args))] += 1
+                location = self._current_module(), _calling_line()
+                self.product_calls[Product(name, dtype, *location, self._is_widened(args))] += 1
         cast = cast_of(func, args, result)
         wide = cast[1] == "float32" and cast[0] in _HALVES if cast is not None else self._is_widened((args, kwargs))
         if not func.is_view:  # memory may have been another tensor's before
-            found = _memory(floating_in(result))
-            (self._widened.update if wide else self._widened.difference_update)(found)
+            memory = _memory(floating_in(result))
+            (self._widened.update if wide else self._widened.difference_update)(memory)
         if cast is not None:
             self.casts[Cast(current_pass(), *cast)] += 1
         elif computes(func) and (inputs := dtype_names(floating_in((args, kwargs)))):
@@ -143,7 +143,7 @@ class OperatorCensus(EagerMode):
         return result
 
     def _is_widened(self, values: Any) -> bool:
-        return not self._widened.isdisjoint(_memory(one for one in floating_in(values) if one.dtype == torch.float32))
+        return not self._widened.isdisjoint(_memory(t for t in floating_in(values) if t.dtype == torch.float32))
 
     def inside(self, products: Products) -> Products:
         """Return a choice of kernels whose context also enters this census, which sees operators before an upcast."""
@@ -157,12 +157,12 @@ class OperatorCensus(EagerMode):
         """
         return {
             "operators": [
-                {"phase": one.phase, "operator": one.name, "inputs": one.inputs, "outputs": one.outputs, "calls": calls}
-                for one, calls in _ranked(self.operators)
+                {"phase": op.phase, "operator": op.name, "inputs": op.inputs, "outputs": op.outputs, "calls": calls}
+                for op, calls in _ranked(self.operators)
             ],
             "casts": [
-                {"phase": one.phase, "from": one.from_dtype, "to": one.to_dtype, "calls": calls}
-                for one, calls in _ranked(self.casts)
+                {"phase": cast.phase, "from": cast.from_dtype, "to": cast.to_dtype, "calls": calls}
+                for cast, calls in _ranked(self.casts)
             ],
         }
 
@@ -218,7 +218,7 @@ def _calling_line() -> str:
 
 
 def _memory(tensors: Iterable[torch.Tensor]) -> set[int]:
-    return {storage_key(one.untyped_storage()) for one in tensors if one.layout == torch.strided}
+    return {storage_key(tensor.untyped_storage()) for tensor in tensors if tensor.layout == torch.strided}
 
 
 def current_pass() -> Pass:
@@ -337,11 +337,11 @@ def _hint(policy: Policy, modules: list[str]) -> str:
 
 
 def _require_half(policy: Policy, model: nn.Module, modules: Mapping[str, bool], census: OperatorCensus) -> None:
-    if any(one.dtype == DTYPES[policy.compute] for one in census.product_calls):
+    if any(product.dtype == DTYPES[policy.compute] for product in census.product_calls):
         return
     hint = "use precision=fp32, or keep fewer modules in FP32 (precision.keep_fp32)"
     layers = (name for name, half in modules.items() if half and isinstance(model.get_submodule(name), _MULTIPLIES))
-    if any(one.module in modules for one in census.product_calls):
+    if any(product.module in modules for product in census.product_calls):
         why = "every product of the model is computed in FP32, in a module kept in FP32 or after a cast of its own"
     elif (layer := next(layers, None)) is not None and not policy.force:
         why = f"no known product ran in the step, not even in {layer or type(model).__name__}"

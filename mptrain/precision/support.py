@@ -217,6 +217,6 @@ def unaligned_in_words(model: nn.Module) -> str:
 
 def _unaligned(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the weights whose first or second dimension (outputs, inputs) is no multiple, the largest first."""
-    named = [(name, one) for name, one in model.named_parameters() if one.ndim >= 2]
-    odd = [(name, one) for name, one in named if one.shape[0] % ALIGNMENT or one.shape[1] % ALIGNMENT]
+    named = [(name, weight) for name, weight in model.named_parameters() if weight.ndim >= 2]
+    odd = [(name, weight) for name, weight in named if weight.shape[0] % ALIGNMENT or weight.shape[1] % ALIGNMENT]
     return sorted(odd, key=lambda each: -each[1].numel())

@@ -172,7 +172,7 @@ class Upcast(EagerMode):
             return result.to(half)
         stays = _STAY_WIDE.get(func, frozenset())
         return tuple(
-            part.to(half) if _is_float(part) and place not in stays else part for place, part in enumerate(result)
+            part.to(half) if _is_float(part) and index not in stays else part for index, part in enumerate(result)
         )
 
 

@@ -113,11 +113,11 @@ def recommendation(forecast: Forecast, opened: OpenedRun, learner: str = "") -> 
     if forecast.too_few:
         return f"No loss scale can be recommended yet, {seen}: {_too_few(forecast)} {_more_looks(forecast, settings)}"
     if not forecast.has_range:
-        said = f"No static loss scale is usable at every step, {seen}: use dynamic loss scaling."
+        sentence = f"No static loss scale is usable at every step, {seen}: use dynamic loss scaling."
         if forecast.recommended is None:
-            return said
+            return sentence
         return (
-            f"{said} The largest scale that skips less than {share(MOST)} of the steps ({_SURE}) is "
+            f"{sentence} The largest scale that skips less than {share(MOST)} of the steps ({_SURE}) is "
             f"{power(forecast.recommended)}: try {words}{2**forecast.recommended}."
         )
     assert forecast.recommended is not None
@@ -166,14 +166,14 @@ def _follow(settings: Mapping[str, Any]) -> str:
 
 
 def _too_few(forecast: Forecast) -> str:
-    said, evidence = [], forecast.evidence
+    causes, evidence = [], forecast.evidence
     sound = sum(math.isfinite(sample.largest) for sample in forecast.sampled_steps)
     if sound < 2:
-        said.append("one sampled step does not show how much the largest gradient varies from step to step")
+        causes.append("one sampled step does not show how much the largest gradient varies from step to step")
     if _is_short(forecast):
-        said.append(f"it takes {FEWEST} steps to show that less than {share(MOST)} of them are skipped ({_SURE})")
-    if said:
-        return f"{', and '.join(said)}."
+        causes.append(f"it takes {FEWEST} steps to show that less than {share(MOST)} of them are skipped ({_SURE})")
+    if causes:
+        return f"{', and '.join(causes)}."
     if 2 * sound < len(forecast.sampled_steps):
         return "most sampled steps overflowed, which does not show by how much."
     sure = "at no scale" if evidence.sure is None else f"only up to {power(evidence.sure)}"
@@ -200,36 +200,36 @@ def _more_looks(forecast: Forecast, settings: Mapping[str, Any]) -> str:
 
 def reasons(forecast: Forecast) -> list[str]:
     """Return the reasons for both ends of the usable range of loss scales, and caveats, as sentences for the user."""
-    said = []
+    sentences = []
     if forecast.scales:
-        said += [*_below(forecast), *_above(forecast)]
+        sentences += [*_below(forecast), *_above(forecast)]
     if forecast.unusable:
-        said.append(
+        sentences.append(
             f"{counted(forecast.unusable, 'sampled step')} left out: the loss scale is 0 or not finite, or there is no "
             "gradient."
         )
     if not forecast.sampled_steps:
-        return said
+        return sentences
     if forecast.unseen:
-        return [*said, *_not_seen(forecast)]
+        return [*sentences, *_not_seen(forecast)]
     overflowed = sum(math.isinf(sample.largest) for sample in forecast.sampled_steps)
     # One sentence speaks of the 1 %: that of the recommendation, if it says that there are too few steps.
-    said += [] if _is_short(forecast) else _sure(forecast)
+    sentences += [] if _is_short(forecast) else _sure(forecast)
     looked = counted(len(forecast.sampled_steps), "sampled step")
     between = (
         f" and the gradient norms of the other steps, {forecast.steps:,} steps in all"
         if _knows_between(forecast)
         else ""
     )
-    said.append(f"The forecast is based on {looked}{between}. The largest gradient of a longer run may differ.")
+    sentences.append(f"The forecast is based on {looked}{between}. The largest gradient of a longer run may differ.")
     if overflowed:
-        said.append(
+        sentences.append(
             f"{counted(overflowed, 'sampled step')} overflowed at the run's own loss scale. The effect of smaller "
             "scales there is not known."
         )
     if forecast.smallest_seen:
-        said.append(_cut_off(forecast))
-    return said
+        sentences.append(_cut_off(forecast))
+    return sentences
 
 
 def _below(forecast: Forecast) -> list[str]:
@@ -254,35 +254,35 @@ def _above(forecast: Forecast) -> list[str]:
     if highest == EXPONENTS[-1]:
         return [f"Nothing overflows up to {power(highest)}: {what}."]
     over = forecast.scales[highest + 1]
-    said = [
+    sentences = [
         f"Above {power(highest)}, gradients overflow: {what}, and at {power(highest + 1)}, "
         f"{share(over.overflow_share)} of the steps are expected to overflow."
     ]
-    said.append(f"{ONE_BECOMES_ALL[0].upper()}{ONE_BECOMES_ALL[1:]}.")
+    sentences.append(f"{ONE_BECOMES_ALL[0].upper()}{ONE_BECOMES_ALL[1:]}.")
     if forecast.recommended is not None and highest - forecast.recommended < MARGIN:
-        said.append(
+        sentences.append(
             f"The recommended scale has less than {2**MARGIN}x headroom below the upper limit because smaller scales "
             "underflow, so some updates may be skipped."
         )
-    return said
+    return sentences
 
 
 def _sure(forecast: Forecast) -> list[str]:
-    evidence, said = forecast.evidence, []
+    evidence, sentences = forecast.evidence, []
     if evidence.spread and evidence.by_samples is not None:
-        said.append(
+        sentences.append(
             f"Evidence from sampled steps: less than {share(MOST)} of the steps overflow up to "
             f"{power(evidence.by_samples)} ({_SURE}). The largest gradient varies by {evidence.spread:.1f} doublings "
             f"(standard deviation), and {counted(len(forecast.sampled_steps), 'sampled step')} bound 99 % of the steps "
             "by a normal tolerance limit."
         )
     if evidence.by_record is not None:
-        said.append(
+        sentences.append(
             f"Evidence from recorded overflows: less than {share(MOST)} of the steps overflow up to "
             f"{power(evidence.by_record)} ({_SURE}). {evidence.held:,} of {counted(evidence.recorded, 'step')} did not "
             "overflow in FP16 there."
         )
-    return said
+    return sentences
 
 
 def _knows_between(forecast: Forecast) -> bool:
@@ -336,7 +336,7 @@ def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -
 
 
 def _legend(measured: MeasuredScales | None) -> str:
-    said = (
+    legend = (
         "Lost: share of the nonzero activation gradients of all modules that FP16 rounds to zero. Worst: the same "
         "for the module that loses most. Magnitude: the largest share of the sum of |x| that one module loses at "
         f"one step; the limit is {share(MOST_TAKEN)}. Weights: lost weight gradients. Subnormal: gradients that are "
@@ -344,10 +344,10 @@ def _legend(measured: MeasuredScales | None) -> str:
         "evidence is not sufficient."
     )
     if measured is None:
-        return said
-    said += f" {measured.metric} and skipped: measured by the sweep"
+        return legend
+    legend += f" {measured.metric} and skipped: measured by the sweep"
     several = any(len({run.exponent for run in runs}) < len(runs) for runs in measured.kinds.values())
-    return f"{said}, means of n runs." if several else f"{said}."
+    return f"{legend}, means of n runs." if several else f"{legend}."
 
 
 def _usability(forecast: Forecast, exponent: int) -> Cell:

@@ -1,8 +1,7 @@
 """Blocks of a run's report about the magnitudes of its tensors and the FP16 range, from a summary in bounded memory.
 
 An exponent histogram counts a tensor's values x by floor(log2 |x|). A sampled step is a step with histograms.
-
-They show histograms of exponents against the range of FP16, and underflow, headroom and lost updates over steps.
+The blocks show such histograms against the range of FP16, and underflow, headroom and lost updates over steps.
 """
 
 from __future__ import annotations
@@ -154,18 +153,21 @@ def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
 
     At a damaged record, reading stops and ``notes`` receives a sentence.
     """
-    found: dict[str, LearnerHistograms] = {}
+    histograms: dict[str, LearnerHistograms] = {}
     try:
         for record in run.histograms():
-            found.setdefault(record.learner, LearnerHistograms()).add(record)
+            histograms.setdefault(record.learner, LearnerHistograms()).add(record)
     except StorageError as error:
         notes.append(f"{error}; later histograms are not in this report")
-    return found
+    return histograms
 
 
 def forecasts(run: Run, histograms: dict[str, LearnerHistograms]) -> dict[str, Forecast]:
     """Return the forecast of static loss scales for each learner of a run, by name, up to a damaged step record."""
-    return {name: one.gradients.forecast(_steps_of(run, name)) for name, one in histograms.items()}
+    return {
+        name: learner_histograms.gradients.forecast(_steps_of(run, name))
+        for name, learner_histograms in histograms.items()
+    }
 
 
 def _steps_of(run: Run, learner: str) -> Iterator[StepRecord]:
@@ -192,7 +194,7 @@ def worst_first(named: dict[str, ExponentCounts], half: bool = False) -> list[tu
         lost = max(unseen_share(item[1]) if half else 0.0, tails.magnitude_below(-25))
         return -lost, -tails.share_below(-25), -tails.share_below(-14)
 
-    shown = ((name, one) for name, one in named.items() if nonzero(one) or (half and one.zeros))
+    shown = ((name, counts) for name, counts in named.items() if nonzero(counts) or (half and counts.zeros))
     return sorted(shown, key=badness)
 
 
@@ -212,33 +214,33 @@ _OTHERS: tuple[TensorKind, ...] = ("activations", "weights", "weight_gradients",
 def gradient_histogram_blocks(opened: OpenedRun) -> list[Block | None]:
     """Return the blocks of a run's report on its tensors and its best static loss scale; empty without histograms."""
     notes: list[str] = []
-    found = read_histograms(opened.run, notes)
-    several = len(found) > 1
+    by_learner = read_histograms(opened.run, notes)
+    several = len(by_learner) > 1
     blocks: list[Block | None] = [Bullets(tuple(notes), "warn")]
-    foretold = forecasts(opened.run, found)
-    for name, histograms in found.items():
+    foretold = forecasts(opened.run, by_learner)
+    for name, histograms in by_learner.items():
         blocks += _learner(opened, name if several else "", histograms, foretold[name])
     return blocks
 
 
-def _learner(opened: OpenedRun, name: str, found: LearnerHistograms, forecast: Forecast) -> list[Block | None]:
+def _learner(opened: OpenedRun, name: str, histograms: LearnerHistograms, forecast: Forecast) -> list[Block | None]:
     tail, whose = (f"-{_ids(name)}", f", {name}") if name else ("", "")
     return [
         Text(f"{f'{name}: ' if name else ''}{recommendation(forecast, opened, name)}"),
-        Text(_looked(found)),
+        Text(_looked(histograms)),
         Bullets(tuple(reasons(forecast))),
         plots(
-            _gradients_plot(f"exponents-gradients{tail}", found, whose, forecast),
-            _others_plot(f"exponents{tail}", found, whose),
+            _gradients_plot(f"exponents-gradients{tail}", histograms, whose, forecast),
+            _others_plot(f"exponents{tail}", histograms, whose),
             forecast_plot(f"forecast{tail}", forecast, whose),
-            _looks_plot(f"looks{tail}", found, opened.history.steps, whose),
+            _looks_plot(f"looks{tail}", histograms, opened.history.steps, whose),
         ),
-        _tensor_table("activation_gradients", found.kinds.get("activation_gradients", {}), forecast),
-        _unchanged(found),
+        _tensor_table("activation_gradients", histograms.kinds.get("activation_gradients", {}), forecast),
+        _unchanged(histograms),
         *(
             Fold(f"{KINDS[kind].capitalize()}{whose}", (shown,))
             for kind in _OTHERS
-            if (shown := _tensor_table(kind, found.kinds.get(kind, {}), forecast)) is not None
+            if (shown := _tensor_table(kind, histograms.kinds.get(kind, {}), forecast)) is not None
         ),
     ]
 
@@ -248,28 +250,30 @@ def _ids(name: str) -> str:
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
 
 
-def _looked(found: LearnerHistograms) -> str:
-    steps = sorted([*(each.step for each in found.seen), *found.overflowed])
+def _looked(histograms: LearnerHistograms) -> str:
+    steps = sorted([*(each.step for each in histograms.seen), *histograms.overflowed])
     shown = ", ".join(f"{step:,}" for step in steps[:6]) + (f", … {steps[-1]:,}" if len(steps) > 6 else "")
-    left = counted(len(found.overflowed), "step")
-    overflowed = f"; gradients of {left} that overflowed are left out" if found.overflowed else ""
-    said = f"{counted(len(steps), 'sampled step')}: {shown}{overflowed}."
-    parts = [count for count in found.sampled.values() if count]
+    left = counted(len(histograms.overflowed), "step")
+    overflowed = f"; gradients of {left} that overflowed are left out" if histograms.overflowed else ""
+    sentence = f"{counted(len(steps), 'sampled step')}: {shown}{overflowed}."
+    parts = [count for count in histograms.sampled.values() if count]
     if parts:
-        said += f" Updates of {counted(len(parts), 'parameter')} are those of samples, {min(parts):,} elements or more."
-    none = [elided(name, _NAME) or "the model" for name, count in found.sampled.items() if not count]
-    return said + (f" Not counted, because torch's operators do not apply: {listed(none)}." if none else "")
+        sentence += (
+            f" Updates of {counted(len(parts), 'parameter')} are those of samples, {min(parts):,} elements or more."
+        )
+    none = [elided(name, _NAME) or "the model" for name, count in histograms.sampled.items() if not count]
+    return sentence + (f" Not counted, because torch's operators do not apply: {listed(none)}." if none else "")
 
 
-def _gradients_plot(name: str, found: LearnerHistograms, whose: str, forecast: Forecast) -> Plot | None:
-    scaled, plain = found.together("activation_gradients"), found.unscaled_gradients()
+def _gradients_plot(name: str, learner_histograms: LearnerHistograms, whose: str, forecast: Forecast) -> Plot | None:
+    scaled, plain = learner_histograms.together("activation_gradients"), learner_histograms.unscaled_gradients()
     if not nonzero(scaled):
         return None
     apart = scaled.lowest != plain.lowest
     histograms = {"scaled as in the run": scaled, "unscaled": plain} if apart else {"unscaled": plain}
     half = forecast.smallest_seen > 0
     of = "gradients that FP16 kept in the run" if half else "nonzero gradients"
-    lost = f"FP16 rounds {share(found.lost_unscaled())} of the {of} to zero without loss scaling"
+    lost = f"FP16 rounds {share(learner_histograms.lost_unscaled())} of the {of} to zero without loss scaling"
     kept = f" and {share(lost_share(scaled))} with the loss scale of the run" if apart and not half else ""
     zeros = f". {share(scaled.zeros / total(scaled))} of all gradients were zero already" if half else ""
     if forecast.unseen:
@@ -287,8 +291,8 @@ def _gradients_plot(name: str, found: LearnerHistograms, whose: str, forecast: F
     return _exponents_plot(name, caption, histograms)
 
 
-def _others_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None:
-    histograms: dict[str, ExponentCounts] = {KINDS[kind]: found.together(kind) for kind in _OTHERS}
+def _others_plot(name: str, learner_histograms: LearnerHistograms, whose: str) -> Plot | None:
+    histograms: dict[str, ExponentCounts] = {KINDS[kind]: learner_histograms.together(kind) for kind in _OTHERS}
     if not any(nonzero(counts) for counts in histograms.values()):
         return None
     caption = (
@@ -303,8 +307,8 @@ def _zeros_drawn(histograms: Mapping[str, ExponentCounts]) -> str:
     """Return the sentence of a caption on the bar of zeros, which may be cut off at the top of the figure."""
     shares = {label: share(counts.zeros / total(counts)) for label, counts in histograms.items() if nonzero(counts)}
     same = len(set(shares.values())) == 1
-    said = next(iter(shares.values())) if same else ", ".join(f"{label} {value}" for label, value in shares.items())
-    return f" Bars are shares of all values; that of zeros, on the left, may be cut off: {said}."
+    text = next(iter(shares.values())) if same else ", ".join(f"{label} {value}" for label, value in shares.items())
+    return f" Bars are shares of all values; that of zeros, on the left, may be cut off: {text}."
 
 
 def _tensor_table(kind: TensorKind, named: dict[str, ExponentCounts], forecast: Forecast) -> Table | None:
@@ -348,21 +352,21 @@ def _room_tone(room: float) -> Tone:
     return "bad" if room < 0 else "warn" if room < _NEAR else ""
 
 
-def _unchanged(found: LearnerHistograms) -> Text | None:
+def _unchanged(histograms: LearnerHistograms) -> Text | None:
     """Return the share of updates that round away: in half-precision weights as seen, in others as if kept in FP16."""
-    weights = found.kinds.get("weights", {})
+    weights = histograms.kinds.get("weights", {})
     groups: dict[str, dict[str, tuple[int, int]]] = {}
-    for name, pair in found.unchanged.items():
+    for name, pair in histograms.unchanged.items():
         dtype = weights[name].dtype if name in weights else "float32"
         groups.setdefault(dtype if dtype in ("float16", "bfloat16") else "", {})[name] = pair
-    said = []
+    sentences = []
     for dtype, pairs in groups.items():
         moved, same = (sum(pair[at] for pair in pairs.values()) for at in (0, 1))
         if moved:
             verb = f"rounded away, because the weights are stored in {dtype}" if dtype else _WOULD
-            said.append(f"{share(same / moved)} of the updates {verb}{_most_in(pairs)}.")
+            sentences.append(f"{share(same / moved)} of the updates {verb}{_most_in(pairs)}.")
     kept = _STOCHASTIC if any(groups.keys() - {""}) else ""
-    return Text(f"{' '.join(said)} {kept}FP32 master weights keep these updates.") if said else None
+    return Text(f"{' '.join(sentences)} {kept}FP32 master weights keep these updates.") if sentences else None
 
 
 _STOCHASTIC = "With stochastic rounding, unchanged weights are expected: nothing is lost on average. "
@@ -428,9 +432,9 @@ def _fp16_zones(axes: Axes, low: float, zero: float) -> None:
             if label:
                 axes.text((left + right) / 2, 0.97, label, transform=axes.get_xaxis_transform(), **style)
     axes.grid(visible=False)
-    places = [place for place in _ticks(low, high) if low <= place <= high]
+    ticks = [tick for tick in _ticks(low, high) if low <= tick <= high]
     label_of = {zero: "0"}
-    plotting.ticks_at(axes.xaxis, [zero, *places], lambda value: label_of.get(value) or plotting.power_of_two(value))
+    plotting.ticks_at(axes.xaxis, [zero, *ticks], lambda value: label_of.get(value) or plotting.power_of_two(value))
 
 
 def _ticks(low: float, high: float) -> list[int]:
@@ -460,9 +464,9 @@ def _bars(counts: ExponentCounts, low: int, high: int) -> tuple[list[int], list[
     return list(range(low, high + 1)), bars
 
 
-def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> Plot | None:
+def _looks_plot(name: str, histograms: LearnerHistograms, steps: int, whose: str) -> Plot | None:
     """Plot underflow, headroom and lost updates over the sampled steps, one axis for each that has data."""
-    seen = found.seen
+    seen = histograms.seen
     if len(seen) < 2:
         return None
     finite = [each for each in seen if math.isfinite(each.headroom)]

@@ -152,15 +152,15 @@ _START: Final = re.compile(r"^([-+#=]|\d+[.)](?=\s|$))")
 
 def markdown(text: object) -> str:
     """Escape a line of text so that Markdown shows it literally, both in a paragraph and in a table cell."""
-    escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), plain(text))
-    escaped = _LINKS.sub(lambda found: f"&#{ord(found[0])};", escaped)
-    return _START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", escaped)
+    escaped = _SPECIAL.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), plain(text))
+    escaped = _LINKS.sub(lambda match: f"&#{ord(match[0])};", escaped)
+    return _START.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", escaped)
 
 
 def fenced(text: object, language: str = "") -> str:
     """Return text as a fenced Markdown code block whose fence is longer than any run of backticks in the text."""
     code = plain(text, lines=True)
-    longest = max((len(found) for found in re.findall(r"`+", code)), default=0)
+    longest = max((len(backticks) for backticks in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{code.rstrip()}\n{fence}"
 

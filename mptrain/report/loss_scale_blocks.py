@@ -69,12 +69,12 @@ _PHASES: Final = (
 def _worst(opened: OpenedRun, most: int) -> list[tuple[str, Offender]]:
     """Return the parameters of all learners that overflowed most often, with learner names if there are several."""
     several = len(opened.history.learners) > 1
-    found = [
+    offenders = [
         (f"{learner}: {name}" if several else name, offender)
         for learner, overflows in opened.history.overflows.items()
         for name, offender in overflows.worst(most)
     ]
-    return sorted(found, key=lambda item: -item[1].count)[:most]
+    return sorted(offenders, key=lambda item: -item[1].count)[:most]
 
 
 def _named(offenders: list[tuple[str, Offender]]) -> str:

@@ -256,12 +256,12 @@ def table(
     cells = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in texts)
     names = tuple(name for name in head if name is not None)
     least = tuple(name for name in optional if name in names)
-    return Table(names, cells, frozenset(place for place, at in enumerate(kept) if at in right), note, least)
+    return Table(names, cells, frozenset(column for column, at in enumerate(kept) if at in right), note, least)
 
 
-def plots(*found: Plot | None) -> Plots:
+def plots(*figures: Plot | None) -> Plots:
     """Return a block of a report with those of the given figures that are not None."""
-    return Plots(tuple(plot for plot in found if plot is not None))
+    return Plots(tuple(plot for plot in figures if plot is not None))
 
 
 def _plots(block: Block) -> tuple[Plot, ...]:

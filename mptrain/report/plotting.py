@@ -270,9 +270,9 @@ def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = mat
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
 
-def ticks_at(axis: Axis, places: Sequence[float], text: Callable[[float], str]) -> None:
+def ticks_at(axis: Axis, positions: Sequence[float], text: Callable[[float], str]) -> None:
     """Set the ticks of a figure's axis, with labels that a function of the position returns."""
-    axis.set_major_locator(FixedLocator(places))
+    axis.set_major_locator(FixedLocator(positions))
     axis.set_major_formatter(FuncFormatter(lambda value, _: plain(text(value))))
 
 
@@ -339,8 +339,8 @@ def power_of_two_y_axis(axes: Axes) -> None:
     low, high = middle - half, middle + half
     every = max(math.ceil((high - low) / 6), 1)
     axes.set_ylim(low, high)
-    places = [place for place in range(math.ceil(low), math.floor(high) + 1) if place % every == 0]
-    ticks_at(axes.yaxis, places, power_of_two)
+    exponents = [exponent for exponent in range(math.ceil(low), math.floor(high) + 1) if exponent % every == 0]
+    ticks_at(axes.yaxis, exponents, power_of_two)
     axes.set_ylabel("loss scale")
 
 
@@ -398,8 +398,8 @@ def _tidied(svg: str, name: str) -> str:
     svg = re.sub(r"<style.*?</style>", "", svg, count=1, flags=re.DOTALL)
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
 
-    def tag(found: re.Match[str]) -> str:
-        text = re.sub(r' id="([^"]*)"', lambda id_: f' id="{name}-{id_[1]}"' if id_[1] in used else "", found[0])
+    def tag(match: re.Match[str]) -> str:
+        text = re.sub(r' id="([^"]*)"', lambda id_: f' id="{name}-{id_[1]}"' if id_[1] in used else "", match[0])
         text = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)
         return re.sub(r"font-family: [^;\"]*", f"font-family: {_FONTS}", text)
 

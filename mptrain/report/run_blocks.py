@@ -123,10 +123,10 @@ def environment(run: Run, settings: dict[str, Any]) -> Facts:
     attempts = state.attempts
     threads = run.summary.get("threads")
     spans = [
-        f"{moment(one.started)} on {one.host}, from step {one.from_step:,}"
-        + (f" to step {one.to_step:,}" if one.to_step is not None else "")
-        + (f", {duration(one.seconds)}" if one.seconds is not None else "")
-        for one in attempts[-5:]
+        f"{moment(attempt.started)} on {attempt.host}, from step {attempt.from_step:,}"
+        + (f" to step {attempt.to_step:,}" if attempt.to_step is not None else "")
+        + (f", {duration(attempt.seconds)}" if attempt.seconds is not None else "")
+        for attempt in attempts[-5:]
     ]
     earlier = f"{counted(len(attempts) - 5, 'earlier attempt')}; " if len(attempts) > 5 else ""
     return facts(
@@ -199,7 +199,7 @@ def fp32_run(opened: OpenedRun, every: int) -> str:
 def shared_parts(runs: Iterable[OpenedRun]) -> list[Block]:
     """Return the parts, such as model and optimizer, on which all finished runs agree, as blocks of a report."""
     first, *others = [run.run.state.parts for run in runs if run.run.state.status == "done"] or [{}]
-    shared = facts(*((name, text) for name, text in first.items() if all(one.get(name) == text for one in others)))
+    shared = facts(*((name, text) for name, text in first.items() if all(parts.get(name) == text for parts in others)))
     return [Text("The same in all finished runs:"), shared] if shared.rows else []
 
 
@@ -236,14 +236,14 @@ def exhibits(run: Run, *, over: str = "", most_bytes: int = MOST_BYTES) -> list[
             for path in sorted(run.paths.samples.glob(f"*{suffix}"), key=_kind_and_step):
                 newest[_kind_and_step(path)[0]] = path
             kinds = sorted(newest, key=_number_and_name) if suffix == ".wav" else list(newest)
-            found = [
+            samples = [
                 (newest[kind], read_bytes(newest[kind]), captions.get(kind, ""))
                 for kind in kinds
                 if newest[kind].stat().st_size <= most_bytes
             ]
         except OSError:
             continue
-        for path, data, caption in found[:_MOST]:
+        for path, data, caption in samples[:_MOST]:
             blocks += _block(path, f"{over}{run.paths.samples.name}/{path.name}", data, caption)
     return blocks
 
@@ -281,10 +281,12 @@ def _number_and_name(kind: str) -> tuple[int, str]:
 def _captions(samples: Path) -> dict[str, str]:
     """Return the captions of the samples by kind; empty if the file is missing or cannot be read."""
     try:
-        found = json.loads(read_text(samples / CAPTIONS))
+        captions = json.loads(read_text(samples / CAPTIONS))
     except (OSError, ValueError, RecursionError):
         return {}
-    return {kind: text for kind, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+    return (
+        {kind: text for kind, text in captions.items() if isinstance(text, str)} if isinstance(captions, dict) else {}
+    )
 
 
 def _what(path: Path) -> str:
@@ -296,36 +298,39 @@ def _what(path: Path) -> str:
 Calls = Sequence[Mapping[str, Any]]
 
 
-def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
+def operator_blocks(event: Mapping[str, Calls]) -> list[Block]:
     """Return the dtypes in which the operators of a training step computed, as blocks of a report.
 
     They are a sentence and a collapsed table, from the fields of the event ``operators``.
     """
-    if not found.get("operators"):
+    if not event.get("operators"):
         return []
-    return [Text(summary(found)), Fold("All operators and casts", (operator_table(found),))]
+    return [Text(summary(event)), Fold("All operators and casts", (operator_table(event),))]
 
 
-def summary(found: Mapping[str, Calls]) -> str:
+def summary(event: Mapping[str, Calls]) -> str:
     """Return the number of a step's operators by output dtype, and of its casts between dtypes, in one sentence."""
     by_dtype: Counter[str] = Counter()
-    for one in found.get("operators") or []:
-        by_dtype[str(one["outputs"])] += int(one["calls"])
-    casts = sum(int(one["calls"]) for one in found.get("casts") or [])
+    for operator in event.get("operators") or []:
+        by_dtype[str(operator["outputs"])] += int(operator["calls"])
+    casts = sum(int(cast["calls"]) for cast in event.get("casts") or [])
     shares = ", ".join(f"{calls:,} returned {name}" for name, calls in by_dtype.most_common())
     return f"Of {counted(by_dtype.total(), 'operator')} in one step, {shares}; {counted(casts, 'cast')} between dtypes."
 
 
-def operator_table(found: Mapping[str, Calls]) -> Table:
+def operator_table(event: Mapping[str, Calls]) -> Table:
     """Return the table of a step's operators, then of its casts, forward pass first, with dtypes and calls."""
-    operators = [(one, one["operator"], one["inputs"], one["outputs"]) for one in found.get("operators") or []]
-    casts = [(one, "cast", one["from"], one["to"]) for one in found.get("casts") or []]
+    operators = [
+        (operator, operator["operator"], operator["inputs"], operator["outputs"])
+        for operator in event.get("operators") or []
+    ]
+    casts = [(cast, "cast", cast["from"], cast["to"]) for cast in event.get("casts") or []]
     rows = [
-        (phase, *words, f"{one['calls']:,}")
+        (phase, *words, f"{call['calls']:,}")
         for kind in (operators, casts)
         for phase in ("forward", "backward")
-        for one, *words in kind
-        if one["phase"] == phase
+        for call, *words in kind
+        if call["phase"] == phase
     ]
     head = ("pass", "operator", "dtypes in", "dtypes out", "calls")
     return table(head, rows, numeric=(4,), note="Views and memory allocations are left out.")

@@ -123,8 +123,8 @@ class Curve:
     def last(self) -> tuple[float, float] | None:
         """Return the last point of the curve: middle step and mean of the last bucket with a finite value, or None."""
         steps, values = self.means()
-        found = [(step, value) for step, value in zip(steps, values, strict=True) if not math.isnan(value)]
-        return found[-1] if found else None
+        points = [(step, value) for step, value in zip(steps, values, strict=True) if not math.isnan(value)]
+        return points[-1] if points else None
 
     def by_bucket(self, width: int) -> dict[int, float]:
         """Return the mean of each bucket by its index, after widening the buckets to a multiple of the current width.
@@ -187,8 +187,8 @@ def in_groups(curves: Iterable[Curve], what: str) -> str:
 
 
 def _merge(into: list[float], other: list[float]) -> None:
-    for place in (_COUNT, _TOTAL, _LOST):
-        into[place] += other[place]
+    for index in (_COUNT, _TOTAL, _LOST):
+        into[index] += other[index]
     if other[_LOW] < into[_LOW]:
         into[_LOW], into[_LOW_STEP] = other[_LOW], other[_LOW_STEP]
     if other[_HIGH] > into[_HIGH]:
@@ -374,11 +374,11 @@ class History:
     def not_finite_elsewhere(self) -> str:
         """Sentence on gradients that were not finite although no update overflowed; empty if there are none."""
         steps = len(self.of_ranks - self.overflowed)
-        said = (
+        phrases = (
             [f"in {counted(self.passes, 'backward pass', 'backward passes')} without an update"] if self.passes else []
         )
-        said += [f"on single ranks in {counted(steps, 'step')}"] if steps else []
-        return f"Gradients were not finite {' and '.join(said)}, which the events name." if said else ""
+        phrases += [f"on single ranks in {counted(steps, 'step')}"] if steps else []
+        return f"Gradients were not finite {' and '.join(phrases)}, which the events name." if phrases else ""
 
     @property
     def steps(self) -> int:
@@ -441,10 +441,10 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
     elif kind == "operators":
         history.operators = {name: _counted(event[name], words) for name, words in _OPERATORS.items()}
     elif kind not in _USUAL:
-        said = {key: value for key, value in event.items() if key not in ("event", "step")}
+        fields = {key: value for key, value in event.items() if key not in ("event", "step")}
         if kind == "groups":  # names of all parameters, by rate and decay
-            said = {group: counted(len(names), "parameter") for group, names in said.items()}
-        text = _NOT_FINITE[kind](event) if kind in _NOT_FINITE else describe(said)
+            fields = {group: counted(len(names), "parameter") for group, names in fields.items()}
+        text = _NOT_FINITE[kind](event) if kind in _NOT_FINITE else describe(fields)
         history.passes += kind == "abandoned" and bool(event.get("tensors"))
         if kind in ("abandoned", "abandoned_passes"):  # the second, at the end, has the number of all
             learner = str(event["learner"])

@@ -97,14 +97,14 @@ class FoundRun:
     def numbers(self) -> dict[str, float]:
         """Return the numbers that runs are sorted by: steps, and those of the summary, with metrics as ``val_top1``."""
         summary = self.run.summary
-        found = {"steps": self.steps, **summary}
-        final, own = found.pop("metric", None), self.metric_name or "metric"
+        numbers = {"steps": self.steps, **summary}
+        final, own = numbers.pop("metric", None), self.metric_name or "metric"
         of_split = {summary.get("metric_split") or "test": {own: final}}
         for split in _SPLITS:
             metrics = {**(summary.get(split) or {}), **of_split.get(split, {})}
-            found |= {f"{split}_{name}": value for name, value in metrics.items()}
-            found[f"{split}_metric"] = metrics.get(own)
-        return {key: value for key, value in found.items() if type(value) in (int, float) and not math.isnan(value)}
+            numbers |= {f"{split}_{name}": value for name, value in metrics.items()}
+            numbers[f"{split}_metric"] = metrics.get(own)
+        return {key: value for key, value in numbers.items() if type(value) in (int, float) and not math.isnan(value)}
 
     def settings(self, key: str = "") -> dict[str, Any]:
         """Return what else runs are filtered by: path and status, keys of the configuration, and options of groups.
@@ -129,7 +129,7 @@ def find_runs(folder: Path) -> tuple[list[FoundRun], list[str]]:
     with storage_errors(folder, "read"):
         is_folder = folder.is_dir()
     if not is_folder:
-        beside = [str(one) for one in folder.parent.glob("*") if one.is_dir()]
+        beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()]
         hint = suggest(str(folder), beside, "give the folder that holds the runs, run.root")
         raise StorageError(f"there is no folder {folder}", hint)
     runs, notes = [], []
@@ -151,8 +151,8 @@ def _splits(runs: Sequence[FoundRun]) -> dict[str, str]:
 def _numbers(runs: Sequence[FoundRun]) -> list[dict[str, float]]:
     """Return the numbers of runs, with metrics by bare names too: all of one split, as a mixture has no order."""
     splits = _splits(runs)
-    found = [run.numbers() for run in runs]
-    return [{**own, **{n: own[f"{s}_{n}"] for n, s in splits.items() if f"{s}_{n}" in own}} for own in found]
+    numbers = [run.numbers() for run in runs]
+    return [{**own, **{n: own[f"{s}_{n}"] for n, s in splits.items() if f"{s}_{n}" in own}} for own in numbers]
 
 
 def sort_notes(runs: Sequence[FoundRun], key: str | None) -> list[str]:
@@ -173,10 +173,10 @@ def filtered(runs: Sequence[FoundRun], filters: Iterable[str]) -> list[FoundRun]
     numbers = _numbers(runs)
     kept = list(range(len(runs)))
     for text in filters:
-        found = re.fullmatch(r"([^<>=]*)([<>]=?|=)(.*)", text, re.DOTALL)
-        if not found:
+        match = re.fullmatch(r"([^<>=]*)([<>]=?|=)(.*)", text, re.DOTALL)
+        if not match:
             raise UsageError(f"--filter {text} has no pattern", f"write --filter {text}=PATTERN, or '{text}>NUMBER'")
-        key, sign, pattern = found[1].strip(), found[2], found[3]
+        key, sign, pattern = match[1].strip(), match[2], match[3]
         if pattern[:1] in ("=", "<", ">") and sign == "=":
             raise UsageError(f"--filter {text}: {sign}{pattern[0]} is no comparison", "write =, <, <=, > or >=")
         if sign != "=" and as_number(pattern) is None and key != "started":
@@ -218,15 +218,17 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
         hint = f"choose {either(['started', *sorted(known)])}"
         raise UsageError(f"--sort {key}: no run has such a number", suggest(key, {"started", *known}, hint))
     sign = 1 if _is_lower_better(key, runs) else -1
-    places = sorted(range(len(runs)), key=lambda at: (key not in values[at], sign * values[at].get(key, 0)))
-    return [runs[at] for at in places]
+    order = sorted(range(len(runs)), key=lambda at: (key not in values[at], sign * values[at].get(key, 0)))
+    return [runs[at] for at in order]
 
 
 def _is_lower_better(key: str, runs: Sequence[FoundRun]) -> bool:
     name = re.sub("^(val|test|train)_", "", key)
-    told = {run.run.summary.get("higher_is_better") for run in runs if name in (run.metric_name, "metric")} - {None}
-    if told:
-        return False in told
+    directions = {run.run.summary.get("higher_is_better") for run in runs if name in (run.metric_name, "metric")} - {
+        None
+    }
+    if directions:
+        return False in directions
     try:
         return lower_is_better(name)
     except UsageError:

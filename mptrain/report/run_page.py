@@ -139,20 +139,20 @@ def _about_metric(opened: OpenedRun) -> str:
 def _metric_table(opened: OpenedRun) -> Table | None:
     """Return all metrics of the last evaluations, or None if there are fewer than two."""
     summary = opened.run.summary
-    found = {split: summary[split] for split in _SPLITS if summary.get(split)}
-    names = sorted({name for values in found.values() for name in values}, key=lambda name: (name == "loss", name))
+    by_split = {split: summary[split] for split in _SPLITS if summary.get(split)}
+    names = sorted({name for values in by_split.values() for name in values}, key=lambda name: (name == "loss", name))
     if len(names) < 2:
         return None
     reach = summary.get("intervals") or {}
     rows = [
         [
             name,
-            *(number(values.get(name)) for values in found.values()),
+            *(number(values.get(name)) for values in by_split.values()),
             " to ".join(map(number, reach[name])) if reach.get(name) else "",
         ]
         for name in names
     ]
-    head = ("metric", *(_SPLITS[split] for split in found), "95 % CI over test samples" if reach else None)
+    head = ("metric", *(_SPLITS[split] for split in by_split), "95 % CI over test samples" if reach else None)
     return table(head, rows, numeric=range(1, len(head)))
 
 
@@ -231,10 +231,10 @@ def _views(opened: OpenedRun) -> list[MetricView]:
     Metrics with only one point are left out.
     """
     curves = opened.history.evaluations.get("val") or opened.history.evaluations.get("test") or {}
-    found = {name: curve for name, curve in curves.items() if len(curve.means()[0]) > 1}
-    if opened.metric in found:
+    plottable = {name: curve for name, curve in curves.items() if len(curve.means()[0]) > 1}
+    if opened.metric in plottable:
         return [MetricView(opened.metric, opened.run.summary.get("best_val"))]
-    names = [name for name in found if name != "loss" and found[name].finite()]
+    names = [name for name in plottable if name != "loss" and plottable[name].finite()]
     if opened.run.summary or any(name.endswith("_loss") for name in names):
         return [MetricView(name) for name in names[:_MOST_METRICS]]
     return [MetricView(name) for name in names[:1]]
@@ -389,10 +389,12 @@ def by_class_page(
         png: Pictures of the mistakes; empty for none.
     """
     total = sum(map(sum, confusion)) + not_finite
-    right = sum(row[place] for place, row in enumerate(confusion))
+    right = sum(row[index] for index, row in enumerate(confusion))
     lead = f"{right:,} of {counted(total, 'sample')} of {split} are right ({right / max(1, total):.2%})."
     lost = f"{counted(not_finite, 'output')} are not finite, and in no class." if not_finite else ""
-    shown = [[sample, true, said, number(share), elided(text, 120)] for sample, true, said, share, text in mistakes]
+    shown = [
+        [sample, true, predicted, number(share), elided(text, 120)] for sample, true, predicted, share, text in mistakes
+    ]
     return Page(
         over="mptrain answers by class",
         title=title,
@@ -419,12 +421,12 @@ def by_class_page(
 def class_table(names: Sequence[str], confusion: Confusion) -> Block:
     """Return the table of the classes with the number of samples, precision, recall and F1, the worst recall first."""
     rows = []
-    for place, name in enumerate(names):
-        samples, said = sum(confusion[place]), sum(row[place] for row in confusion)
-        right = confusion[place][place]
-        precision = right / said if said else math.nan
+    for index, name in enumerate(names):
+        samples, predicted = sum(confusion[index]), sum(row[index] for row in confusion)
+        right = confusion[index][index]
+        precision = right / predicted if predicted else math.nan
         recall = right / samples if samples else math.nan
-        f1 = 2 * right / (samples + said) if samples + said else math.nan
+        f1 = 2 * right / (samples + predicted) if samples + predicted else math.nan
         rows.append((recall, [name, f"{samples:,}", *map(_share, (precision, recall, f1))]))
     rows.sort(key=lambda row: math.inf if math.isnan(row[0]) else row[0])
     return table(("class", "samples", "precision", "recall", "F1"), [row for _, row in rows], (1, 2, 3, 4))
@@ -435,15 +437,15 @@ def _share(value: float) -> str:
 
 
 def _confused(names: Sequence[str], confusion: Confusion) -> Block:
-    found = [
-        (count, names[true], names[said])
+    cells = [
+        (count, names[true], names[predicted])
         for true, row in enumerate(confusion)
-        for said, count in enumerate(row)
-        if count and true != said
+        for predicted, count in enumerate(row)
+        if count and true != predicted
     ]
-    found.sort(key=lambda one: -one[0])
-    rows = [[true, said, f"{count:,}"] for count, true, said in found[:_MOST_LISTED]]
-    note = f"The {_MOST_LISTED} most frequent of {len(found):,}." if len(found) > _MOST_LISTED else ""
+    cells.sort(key=lambda cell: -cell[0])
+    rows = [[true, predicted, f"{count:,}"] for count, true, predicted in cells[:_MOST_LISTED]]
+    note = f"The {_MOST_LISTED} most frequent of {len(cells):,}." if len(cells) > _MOST_LISTED else ""
     return table(("is", "said", "samples"), rows, (2,), note)
 
 
@@ -458,14 +460,20 @@ def _matrix(names: Sequence[str], confusion: Confusion) -> Block | None:
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axes.grid(visible=False)
         for true, row in enumerate(confusion):
-            for said, count in enumerate(row):
+            for predicted, count in enumerate(row):
                 if count and len(names) <= 20:
-                    dark = shares[true][said] > 0.5
+                    dark = shares[true][predicted] > 0.5
                     axes.text(
-                        said, true, f"{count:,}", ha="center", va="center", color="white" if dark else "black", size=8
+                        predicted,
+                        true,
+                        f"{count:,}",
+                        ha="center",
+                        va="center",
+                        color="white" if dark else "black",
+                        size=8,
                     )
         plotting.category_y_axis(axes, names)
-        plotting.ticks_at(axes.xaxis, range(len(names)), lambda place: elided(names[int(place)], 12))
+        plotting.ticks_at(axes.xaxis, range(len(names)), lambda tick: elided(names[int(tick)], 12))
         axes.tick_params(axis="x", rotation=90 if max(map(len, names)) > 3 else 0, length=0)
         axes.set_xlabel("the network said")
         axes.set_ylabel("true class")

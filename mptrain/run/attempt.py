@@ -267,8 +267,8 @@ def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
     memory than before. It is 1 without a checkpoint, or if the user has changed ``train.accumulate`` since.
     """
     saved = loaded.state if loaded is not None else {}
-    found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
-    return found if isinstance(found, int) and 1 <= found <= config.train.batch_size else 1
+    micro_batches = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
+    return micro_batches if isinstance(micro_batches, int) and 1 <= micro_batches <= config.train.batch_size else 1
 
 
 def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:

@@ -93,9 +93,9 @@ def require_same_ranks(config: Config, comm: Communicator) -> None:
         return
     with comm.together():
         own = _Ingredients(config.yaml, _code_of_user(), _versions())
-        found = comm.all_gather_object(list(own.differences(comm.broadcast_object(own))))
+        gathered = comm.all_gather_object(list(own.differences(comm.broadcast_object(own))))
     ranks = defaultdict(list)
-    for rank, differences in enumerate(found):
+    for rank, differences in enumerate(gathered):
         for words in differences:
             ranks[words].append(str(rank))
     sentences = [
@@ -125,9 +125,9 @@ def _code_of_user() -> dict[str, tuple[str, str]]:
     folders: set[Path] = set()
     for package in user_packages & sys.modules.keys():
         spec = getattr(sys.modules[package], "__spec__", None)
-        places = (spec.submodule_search_locations or [spec.origin]) if spec else []
-        folders.update(Path(place).resolve().parent for place in places if place)
-    found = {}
+        locations = (spec.submodule_search_locations or [spec.origin]) if spec else []
+        folders.update(Path(location).resolve().parent for location in locations if location)
+    sources = {}
     for name, module in list(sys.modules.items()):
         file, package = getattr(module, "__file__", None), name.partition(".")[0]
         if not isinstance(file, str) or not file.endswith(".py") or name == "__main__" or package in NOT_OF_USERS:
@@ -136,8 +136,8 @@ def _code_of_user() -> dict[str, tuple[str, str]]:
         beside = "site-packages" not in path.parts and not folders.isdisjoint(path.parents)
         if beside or package in user_packages:
             with contextlib.suppress(OSError):
-                found[name] = (hashlib.sha256(path.read_bytes()).hexdigest(), path.name)
-    return found
+                sources[name] = (hashlib.sha256(path.read_bytes()).hexdigest(), path.name)
+    return sources
 
 
 Change = tuple[str, Any, Any]
@@ -175,7 +175,7 @@ def written_config(directory: RunDirectory) -> str:
 
 
 def require_unchanged_config(
-    directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest, said: Mapping[str, str]
+    directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest, overrides: Mapping[str, str]
 ) -> str:
     """Require that a run's ``config.yaml`` is the one that a checkpoint was trained with, unless a command changed it.
 
@@ -184,21 +184,21 @@ def require_unchanged_config(
         written: Text of ``config.yaml``.
         state: State of the run from ``run.json``; its attempts have the digests of their configurations.
         manifest: Manifest of the checkpoint, with the digest of its configuration.
-        said: Keys that the present command sets, each with its override. A difference in these alone is returned as a
-            warning (empty for none), and one in any other key raises StorageError.
+        overrides: Keys that the present command sets, each with its override. A difference in these alone is returned
+            as a warning (empty for none), and one in any other key raises StorageError.
     """
     warning = _mismatch(directory, written, state, manifest)
     if not warning:
         return ""
     edits = _edits(directory, written, manifest)
-    untold = [change for change in edits if not any(f"{change[0]}.".startswith(f"{key}.") for key in said)]
-    if said and not untold:
+    untold = [change for change in edits if not any(f"{change[0]}.".startswith(f"{key}.") for key in overrides)]
+    if overrides and not untold:
         return warning
-    told = f": {'; '.join(describe_change(*change) for change in untold)}" if untold else ""
+    described = f": {'; '.join(describe_change(*change) for change in untold)}" if untold else ""
     words = [f"{key}={show(value)}" for key, _, value in untold] if len(untold) <= 3 and untold else ["KEY=VALUE"]
-    line = " ".join(["mptrain resume", str(directory.root), *words, *map(shlex.quote, said.values())])
-    line = search_path(allowed_packages(said.values())) + line
-    raise StorageError(f"{warning}{told}", f"{_RESTORE}, or change these keys on purpose: {line}")
+    line = " ".join(["mptrain resume", str(directory.root), *words, *map(shlex.quote, overrides.values())])
+    line = search_path(allowed_packages(overrides.values())) + line
+    raise StorageError(f"{warning}{described}", f"{_RESTORE}, or change these keys on purpose: {line}")
 
 
 def require_undamaged_config(directory: RunDirectory, written: str, state: RunState | None) -> None:

@@ -87,13 +87,13 @@ def describe_parts(config: Config, parts: Parts) -> dict[str, str]:
 
 def group_members(config: Config, parts: Parts) -> dict[str, list[str]]:
     """Return the names of trained parameters by learning rate and weight decay; empty without parameter groups."""
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for learner in parts.learners:
         if config.for_learner(learner.name).optimizer.options:
             prefix = f"{learner.name}: " if len(parts.learners) > 1 else ""
             for name, (factor, decay) in zip(learner.weights.names, learner.weights.options, strict=True):
-                found.setdefault(f"{prefix}learning rate x{factor:.3g}, weight decay {decay:.3g}", []).append(name)
-    return found
+                members.setdefault(f"{prefix}learning rate x{factor:.3g}, weight decay {decay:.3g}", []).append(name)
+    return members
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ class Mistake:
 
     sample: str
     true: str
-    said: str
+    predicted: str
     probability: float
     text: str = ""
 
@@ -76,7 +76,7 @@ class ByClass:
 def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:
     """Measure the answers by class on a split; UsageError is raised if the run does not classify samples."""
     names = tuple(map(str, parts.dataset.facts().get("class_names", ())))
-    numbers = {name: place for place, name in enumerate(names)}
+    numbers = {name: index for index, name in enumerate(names)}
     if "top1" not in parts.task.shares or len(names) < 2:
         raise UsageError("--by-class is for classification: this task gives samples no classes", "leave it out")
     loader = parts.loaders[split]
@@ -85,8 +85,8 @@ def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:
     not_finite = 0
     order = loader.order(0).tolist()
     with measuring(parts, average=average) as (model, prepare, autocast):
-        for place, batch in enumerate(loader.batches(epoch=0)):
-            asked = order[place * loader.batch_size : (place + 1) * loader.batch_size]
+        for batch_index, batch in enumerate(loader.batches(epoch=0)):
+            asked = order[batch_index * loader.batch_size : (batch_index + 1) * loader.batch_size]
             prepared = prepare(batch)
             with autocast:
                 answers = parts.task.predict(model, prepared)
@@ -95,18 +95,18 @@ def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:
                 if answer["class"] is None:
                     not_finite += 1
                     continue
-                said = numbers[answer["class"]]
-                confusion[true, said] += 1
-                if said != true and index >= 0:
-                    wrong.append((answer["probability"], index, true, said))
+                predicted = numbers[answer["class"]]
+                confusion[true, predicted] += 1
+                if predicted != true and index >= 0:
+                    wrong.append((answer["probability"], index, true, predicted))
     wrong.sort(reverse=True)
     shown = wrong[:MOST]
     samples = [loader.split.fetch([index], 0, 0).inputs[0] for _, index, _, _ in shown]
     mistakes = [
-        Mistake(_name(parts, split, index), names[true], names[said], probability, _text(parts, sample))
-        for (probability, index, true, said), sample in zip(shown, samples, strict=True)
+        Mistake(_name(parts, split, index), names[true], names[predicted], probability, _text(parts, sample))
+        for (probability, index, true, predicted), sample in zip(shown, samples, strict=True)
     ]
-    pictures = samples and all(one.dim() == 3 and one.shape[0] in (1, 3) for one in samples)
+    pictures = samples and all(sample.dim() == 3 and sample.shape[0] in (1, 3) for sample in samples)
     return ByClass(
         split,
         names,
@@ -134,17 +134,17 @@ def _grid(samples: list[Tensor], mistakes: list[Mistake]) -> bytes:
     columns, high = min(8, len(samples)), _SIDE + 3 * _LINE
     sheet = Image.new("RGB", (columns * (_SIDE + 8), -(-len(samples) // columns) * high), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    for place, (sample, mistake) in enumerate(zip(samples, mistakes, strict=True)):
+    for index, (sample, mistake) in enumerate(zip(samples, mistakes, strict=True)):
         pixels = sample.float()
         if sample.dtype != torch.uint8:
             pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-6) * 255
         array = pixels.round().byte().expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
-        left, upper = place % columns * (_SIDE + 8), place // columns * high
+        left, upper = index % columns * (_SIDE + 8), index // columns * high
         resampling = Image.Resampling.NEAREST if max(array.shape) < _SIDE else Image.Resampling.BILINEAR
         sheet.paste(Image.fromarray(array).resize((_SIDE, _SIDE), resampling), (left, upper))
         pen.text((left, upper + _SIDE), f"is {elided(mistake.true, 17)}", "black", font)
-        said = f"{elided(mistake.said, 11)} {number(mistake.probability)}"
-        pen.text((left, upper + _SIDE + _LINE), said, (180, 40, 0), font)
+        caption = f"{elided(mistake.predicted, 11)} {number(mistake.probability)}"
+        pen.text((left, upper + _SIDE + _LINE), caption, (180, 40, 0), font)
     output = io.BytesIO()
     sheet.save(output, "PNG")
     return output.getvalue()
@@ -338,8 +338,8 @@ def export_run(
     if directory.root.absolute() not in output.absolute().parents:
         files[beside(output)] = b"".join(sorted(read_trained(directory.root)))
     write_together(files)
-    step, told = loaded.state["progress"]["step"], (describe_clamped(clamped, dtype),) if clamped else ()
-    return Export(data, output, form, config, step, averaged, len(trained), len(content), network, told)
+    step, warnings = loaded.state["progress"]["step"], (describe_clamped(clamped, dtype),) if clamped else ()
+    return Export(data, output, form, config, step, averaged, len(trained), len(content), network, warnings)
 
 
 def form_of(output: Path | None, form: Form | None) -> Form:

@@ -98,8 +98,10 @@ def export_network(
             calls = _calls(parts, whole)
             network = _in_dtype(whole, dtype)  # now that hooks have left tensors without a graph, which can be copied
             args, kwargs = example = _cast(calls[0], dtype)
-            for one, other in zip(_tensors(network(*args, **kwargs)), _tensors(network(*args, **kwargs)), strict=True):
-                if _distance(one, other) > TOLERANCE * float(one.abs().max()):
+            for first, other in zip(
+                _tensors(network(*args, **kwargs)), _tensors(network(*args, **kwargs)), strict=True
+            ):
+                if _distance(first, other) > TOLERANCE * float(first.abs().max()):
                     raise ValueError("its answers to the same input differ: it draws random numbers, or keeps a state")
             program = _program(network, example, fixed="image_size" in parts.dataset.facts())
         with _refusing(f"{name} cannot be written as {form}"):
@@ -200,7 +202,7 @@ def _opened(content: bytes, form: Program) -> tuple[str, _Run]:
         options = runtime.SessionOptions()
         options.log_severity_level = 4  # it raises what it also logs
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        names = [one.name for one in session.get_inputs()]
+        names = [argument.name for argument in session.get_inputs()]
     else:
         tool, library = "onnx.reference", load_extra("onnx.reference", "onnx", "the check of an .onnx file")
         session = library.ReferenceEvaluator(content)
@@ -228,16 +230,16 @@ def _compare(
             if (near.shape, near.dtype) != (far.shape, far.dtype):
                 raise ValueError(f"it returns {far.dtype} {list(far.shape)}, not {near.dtype} {list(near.shape)}")
             if not near.isfinite().all():
-                said = f"the network's own answers are not finite in {_name(dtype)}"
-                raise NumericsError(said, "export it without --fp16, or another checkpoint (--best)")
+                message = f"the network's own answers are not finite in {_name(dtype)}"
+                raise NumericsError(message, "export it without --fp16, or another checkpoint (--best)")
             difference = max(difference, _distance(far, near))
             largest, rounding = max(largest, float(near.abs().max())), max(rounding, _distance(near, wide))
     tolerance = TOLERANCE * largest + TOLERANCE_FP16 * rounding
     if difference > tolerance:
-        said = (
+        message = (
             f"answers of the exported file differ from torch's by {number(difference)}; {number(tolerance)} is allowed"
         )
-        raise NumericsError(said, f"report it with the name of the model; {_HINT}")
+        raise NumericsError(message, f"report it with the name of the model; {_HINT}")
     return difference, tolerance
 
 
@@ -245,8 +247,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).abs().max().nan_to_num(torch.inf))
+def _distance(first: Tensor, other: Tensor) -> float:
+    return float((first.double() - other.double()).abs().max().nan_to_num(torch.inf))
 
 
 def _described(program: torch.export.ExportedProgram, names: Sequence[Any]) -> dict[str, str]:
@@ -282,8 +284,8 @@ def _silence() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

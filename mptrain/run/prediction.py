@@ -133,9 +133,11 @@ class Predictor:
                             prepared = prepare(batch)  # in full precision
                             with autocast:
                                 answers = iter(self.parts.task.predict(model, prepared))
-                        for one in given:
-                            error = faults.found.get(one, "")
-                            yield Prediction(one, {} if error else next(answers), error, faults.remarks.get(one, ""))
+                        for sample in given:
+                            error = faults.unusable.get(sample, "")
+                            yield Prediction(
+                                sample, {} if error else next(answers), error, faults.remarks.get(sample, "")
+                            )
                 finally:
                     loader.close()
 

@@ -13,8 +13,8 @@ from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import show
 from mptrain.engine.checkpointing import require_fit, require_same_schema
-from mptrain.engine.evaluate import early_stop
 from mptrain.engine.parts import EarlyStoppingState, Options, Parts
+from mptrain.engine.validation import early_stop
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, run_before_restart, torchrun_command
@@ -69,13 +69,13 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     written = directory.read_config()
     config = reload_config(directory, overrides)
     config = replace(config, overrides=_all_overrides(directory.read_overrides(), overrides))
-    said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
+    by_key = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
     check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
         require_same_ranks(config, comm)
         if not comm.is_rank_zero:
             return follow(config, comm)
-        return continue_run(directory, config, show, comm, said, written)
+        return continue_run(directory, config, show, comm, by_key, written)
 
 
 def _all_overrides(before: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
@@ -102,13 +102,13 @@ class _Resumption:
 
     Attributes:
         changes: Differences from the configuration on record: key, old value and new value.
-        said: Overrides by key that the user has given to resume; None if a run of this name happened to exist.
+        overrides: Overrides by key that the user has given to resume; None if a run of this name happened to exist.
         old: The configuration on record, as YAML; ``written`` if there is one.
     """
 
     directory: RunDirectory
     config: Config
-    said: Mapping[str, str] | None
+    overrides: Mapping[str, str] | None
     state: RunState | None
     written: bool
     old: str
@@ -120,7 +120,7 @@ class _Resumption:
 
     def require_unchanged(self) -> None:
         """Raise ConfigError if the configuration has changed although nobody asked to change it."""
-        if not self.changes or self.said is not None:
+        if not self.changes or self.overrides is not None:
             return
         require_undamaged_config(self.directory, self.old, self.state)
         problems = [Problem(f"{self.directory.root}: {describe_change(*change)}") for change in self.changes]
@@ -135,9 +135,9 @@ class _Resumption:
         loaded = store.load_latest()
         if loaded is None:
             return None, ()
-        if self.said is not None:
+        if self.overrides is not None:
             _require_effect(self.changes)
-        changed = require_unchanged_config(self.directory, self.old, self.state, loaded.manifest, self.said or {})
+        changed = require_unchanged_config(self.directory, self.old, self.state, loaded.manifest, self.overrides or {})
         skipped = [f"{reason}; using the checkpoint before it" for reason in loaded.skipped]
         return loaded, (*skipped, *filter(None, [changed]))
 
@@ -162,7 +162,7 @@ class _Resumption:
             notes=(*(f"changed: {describe_change(*change)}" for change in self.changes), *notes),
             warnings=warnings,
             changes=self.changes,
-            as_written=self.written and self.said is None,
+            as_written=self.written and self.overrides is None,
         )
 
 
@@ -171,13 +171,13 @@ def continue_run(
     config: Config,
     show: Show,
     comm: Communicator,
-    said: Mapping[str, str] | None = None,
+    overrides: Mapping[str, str] | None = None,
     before: str | None = None,
     dataset: Dataset | None = None,
 ) -> Outcome:
     """Train an existing run on as rank 0, and return its outcome; at once if it is done and nothing has changed.
 
-    ``said`` has the overrides by key with which the user resumes it; None if a run of this name happened to exist.
+    ``overrides`` has the overrides by key with which the user resumes it; None if a run of this name happened to exist.
     ``before`` is the text on record that ``config`` was made from, before the lock was held; None if it was not.
     ``dataset`` takes the place of the configured one.
     """
@@ -187,7 +187,7 @@ def continue_run(
         if before not in (None, old):
             raise StorageError(f"{directory.paths.config} was changed while this process started", "resume it again")
         changes = tuple(diff(old, config.yaml))
-        resumption = _Resumption(directory, config, said, directory.read_state(), written, old, changes)
+        resumption = _Resumption(directory, config, overrides, directory.read_state(), written, old, changes)
         resumption.require_unchanged()
         if resumption.is_done and not changes:
             done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
@@ -212,14 +212,14 @@ def _require_effect(changes: Sequence[Change]) -> None:
     An initial scale may change together with other keys of its scaler, because it must be within their limits.
     """
     changed = {key for key, _, _ in changes}
-    found = {key: "its weights are those" for key in changed if key == "model.weights"}
+    inert = {key: "its weights are those" for key in changed if key == "model.weights"}
     for key in changed:
         rule, _, name = key.rpartition(".")
         alone = not any(other.startswith(f"{rule}.") for other in changed - {key})
         if name == "init_scale" and rule.endswith("scaler") and alone:
-            found[key] = "its loss scale is that"
-    if found:
-        sentences = [f"{key} has no effect on a resumed run: {what} of the checkpoint" for key, what in found.items()]
+            inert[key] = "its loss scale is that"
+    if inert:
+        sentences = [f"{key} has no effect on a resumed run: {what} of the checkpoint" for key, what in inert.items()]
         raise ConfigError([Problem(what, "leave it out, or start another run with it") for what in sentences])
 
 

@@ -87,18 +87,18 @@ def require_folder_stays(folder: Path) -> Iterator[None]:
     The folder's descriptor stays open, so that no other folder can get its inode number. Only the functions of
     this module check.
     """
-    place = folder.absolute()
-    before = _in_place.get(place)
-    with storage_errors(place, "read"):
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    _in_place[place] = descriptor
+    absolute = folder.absolute()
+    before = _in_place.get(absolute)
+    with storage_errors(absolute, "read"):
+        descriptor = os.open(absolute, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _in_place[absolute] = descriptor
     try:
         yield
     finally:
         if before is None:
-            del _in_place[place]
+            del _in_place[absolute]
         else:
-            _in_place[place] = before
+            _in_place[absolute] = before
         os.close(descriptor)
 
 
@@ -151,9 +151,9 @@ def _has_inodes(path: Path) -> bool:
 
 
 def _disk_of(path: Path) -> os.statvfs_result | None:
-    for place in (path, *path.absolute().parents):
+    for candidate in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):
-            return os.statvfs(place)
+            return os.statvfs(candidate)
     return None
 
 

@@ -4,7 +4,7 @@ Values are checked when they are saved, so that a state that cannot be loaded fa
 resumed. Files are untrusted on reading: loading must not call anything in them.
 
 Each rank writes its own shard, so no rank needs memory for a whole tensor. ``rank-NUMBER.pt`` is a state file
-(`mptrain.runlog.checkpoint_data`) with one tensor per name. Tensors are split as in `mptrain.numerics.tensors`: along
+with one tensor per name. Tensors are split as in `mptrain.numerics.tensors`: along
 the first dimension, in rank order. Reading joins them to whole tensors, so a run can resume with any world size. Only
 files that the checkpoint's manifest names are read.
 """
@@ -110,9 +110,9 @@ def read_verified(path: Path, sha256: str, manifest: str, size: int | None = Non
         EnvironmentRefused: There is not enough memory.
     """
     with storage_errors(path, "read"):
-        found = path.stat().st_size
-    if size not in (None, found):
-        raise CheckpointError(f"{path} is damaged: {found} bytes instead of {size}")
+        actual = path.stat().st_size
+    if size not in (None, actual):
+        raise CheckpointError(f"{path} is damaged: {actual} bytes instead of {size}")
     if digest_of(path).hexdigest() != sha256:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {manifest}")
     try:
@@ -149,9 +149,9 @@ def load_plain(path: Path) -> Any:
     except Exception as error:  # torch documents no set of errors for a file that it cannot read
         if refused := out_of_memory(error, f"reading {path}"):  # not a fault of the file
             raise refused from error
-        said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch adds advice to it
-        lines = str(said)[:_LONGEST].splitlines()
-        raise NotPlain(lines[0] if lines else type(said).__name__) from error
+        cause = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch adds advice to it
+        lines = str(cause)[:_LONGEST].splitlines()
+        raise NotPlain(lines[0] if lines else type(cause).__name__) from error
 
 
 def _is_tar(path: Path) -> bool:
@@ -307,13 +307,13 @@ def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
     Return the new state, and the sharded tensors by placeholder name. Without sharded tensors, these are the same state
     and an empty dict. A state consists of nested dicts, lists, tuples, plain values and tensors.
     """
-    found: dict[str, Tensor] = {}
+    shards: dict[str, Tensor] = {}
 
     def taken(value: Any, where: str) -> Any:
         if isinstance(value, torch.Tensor):
             if not is_sharded(value):
                 return value
-            found[where] = value
+            shards[where] = value
             return {_NAME: where, _SHAPE: list(value.shape)}
         if isinstance(value, dict):
             return {key: taken(item, f"{where}/{key}") for key, item in value.items()}
@@ -322,7 +322,7 @@ def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
         return value
 
     marked = taken(state, "")
-    return (marked, found) if found else (state, found)  # the original keeps its shared objects shared
+    return (marked, shards) if shards else (state, shards)  # the original keeps its shared objects shared
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives) -> dict[str, str]:
@@ -389,14 +389,14 @@ class _Wholes:
         self._joined: dict[tuple[int, ...], Tensor] = {}
 
     def join(self, parts: list[Any]) -> Tensor:
-        if not all(type(one) is Tensor and _is_plain(one) for one in parts):
+        if not all(type(shard) is Tensor and _is_plain(shard) for shard in parts):
             raise TypeError("a shard is not a plain tensor")
-        if len({(one.dtype, one.shape[1:]) for one in parts}) > 1:
+        if len({(shard.dtype, shard.shape[1:]) for shard in parts}) > 1:
             raise TypeError("the shards of a tensor differ in dtype or shape")
-        places = tuple(one.data_ptr() for one in parts)
-        if places not in self._joined or self._joined[places].dtype != parts[0].dtype:
-            self._joined[places] = torch.cat([one.reshape(-1) for one in parts])
-        return self._joined[places].view(sum(map(len, parts)), *parts[0].shape[1:])
+        addresses = tuple(shard.data_ptr() for shard in parts)
+        if addresses not in self._joined or self._joined[addresses].dtype != parts[0].dtype:
+            self._joined[addresses] = torch.cat([shard.reshape(-1) for shard in parts])
+        return self._joined[addresses].view(sum(map(len, parts)), *parts[0].shape[1:])
 
 
 #: Dtypes of parameters, buffers and optimizer state.

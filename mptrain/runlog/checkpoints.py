@@ -2,7 +2,7 @@
 
 The order of writes makes a kill at any moment harmless. The data file is written to the disk first, then the manifest
 that names it (the commit point), then pointers and deletions, which only save time and space. The caller decides what a
-state contains. In `mptrain.runlog`, only this module, `checkpoint_data`, `checkpoint_shards` and `saver` import torch.
+state contains. In `mptrain.runlog`, only this module and `checkpoint_data` import torch.
 """
 
 from __future__ import annotations
@@ -406,10 +406,10 @@ class HostCopy:
             TypeError: The state holds a type that `check_plain` rejects; the message names the place.
             MemoryError: There is no memory for the copy.
         """
-        found = {
+        storages = {
             storage_key(storage): storage for tensor in check_plain(state) for storage in [tensor.untyped_storage()]
         }
-        copied = {key: storage for key, storage in found.items() if self._everything or storage.device.type != "cpu"}
+        copied = {key: storage for key, storage in storages.items() if self._everything or storage.device.type != "cpu"}
         buffers = self._buffers_for(list(copied.values()))
         sources = [
             torch.empty(0, dtype=buffer.dtype, device=storage.device).set_(storage)

@@ -158,20 +158,20 @@ class Examination:
     also: tuple[FurtherCause, ...] = ()
 
 
-def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
+def file_stem(examination: Examination, words: Sequence[str] = ()) -> str:
     """Return the file name of a step's diagnosis in the run directory, without suffix, such as ``step-000005``.
 
     The name contains the learner unless that is ``main``, and ``words``, the overrides under which the step was
     repeated if they differ from the run's. Long ones are truncated and distinguished by a checksum.
     """
     words = masked(tuple(words))
-    whose = "" if found.learner == "main" else f"-{found.learner}"
+    whose = "" if examination.learner == "main" else f"-{examination.learner}"
     under = re.sub(r"[^\w.=-]+", "-", "-".join(words))
     if under != "-".join(words) or len(under) > _LONGEST:
         under = f"{under[:_LONGEST]}-{zlib.crc32(' '.join(words).encode()):08x}"
-    return f"step-{found.step:06d}{whose}{f'-under-{under}' if words else ''}"
+    return f"step-{examination.step:06d}{whose}{f'-under-{under}' if words else ''}"
 
 
-def write_examination(path: Path, found: Examination) -> None:
+def write_examination(path: Path, examination: Examination) -> None:
     """Write the diagnosis of a step to a JSON file atomically, as indented strict JSON with a schema number."""
-    write_atomically(path, indented_json({"schema": SCHEMA, **asdict(found)}), durable=False)
+    write_atomically(path, indented_json({"schema": SCHEMA, **asdict(examination)}), durable=False)

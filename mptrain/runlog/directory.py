@@ -228,11 +228,11 @@ def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
 
 def require_outside_runs(path: Path) -> None:
     """Raise StorageError for a path that a user gives to write to, if it is, or lies in, a run directory."""
-    place = Path(os.path.realpath(path))
-    for folder in (place, *place.parents):
+    resolved = Path(os.path.realpath(path))
+    for folder in (resolved, *resolved.parents):
         if os.access(folder / RUN_JSON, os.F_OK):
             hint = "choose a path, or a run.root and run.name, outside of runs: their files stay as they are"
-            raise StorageError(f"{path} {'is' if folder == place else 'lies in'} the run {folder}", hint)
+            raise StorageError(f"{path} {'is' if folder == resolved else 'lies in'} the run {folder}", hint)
 
 
 def require_target(path: Path, own: Path | None = None) -> None:
@@ -282,7 +282,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
 
 def _was_killed_early(paths: RunPaths) -> bool:
     """Return whether a folder has at most the files that a start writes before ``run.json``."""
-    early = {one.name for one in (paths.lock, paths.config, paths.overrides, paths.data, paths.trained_samples)}
+    early = {path.name for path in (paths.lock, paths.config, paths.overrides, paths.data, paths.trained_samples)}
     return {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY} <= early
 
 
@@ -350,8 +350,8 @@ def find_run(run: str, root: Path = Path("outputs")) -> RunDirectory:
     named = root / run  # the run.name of the run
     with storage_errors(named, "read"):
         is_run = RunPaths(Path(run)).run_json.exists()  # a folder of the same name may have the data
-        place = named if named.is_dir() and not is_run else Path(run)
-    directory = last_run(root) if run == "last" else open_run(place)
+        path = named if named.is_dir() and not is_run else Path(run)
+    directory = last_run(root) if run == "last" else open_run(path)
     if not directory.paths.config.exists():
         killed = not any(True for _ in manifests_in(directory.paths.checkpoints))
         raise StorageError(

@@ -81,8 +81,8 @@ def step_of(path: Path) -> int:
 def manifests_in(folder: Path) -> list[Path]:
     """List the manifests of the checkpoints in a folder, highest step first; empty if the folder does not exist."""
     with storage_errors(folder, "read"):
-        found = list(folder.iterdir()) if folder.is_dir() else []
-    return sorted((path for path in found if step_of(path) >= 0), key=step_of, reverse=True)
+        paths = list(folder.iterdir()) if folder.is_dir() else []
+    return sorted((path for path in paths if step_of(path) >= 0), key=step_of, reverse=True)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -228,13 +228,13 @@ class _AppendFile:
                     write_all(self._descriptor, self._pending)
                 finally:  # counts the bytes that were written, also if the rest failed
                     self._digest.update(whole[: len(whole) - len(self._pending)])
-            found = os.fstat(self._descriptor)
-        if not found.st_nlink:  # the file was deleted: writes still succeed, but the data is lost
+            status = os.fstat(self._descriptor)
+        if not status.st_nlink:  # the file was deleted: writes still succeed, but the data is lost
             raise StorageError(
                 f"{self._path} was removed while the run was writing it",
                 "start the run again and do not change its folder while it is running",
             )
-        return found.st_size
+        return status.st_size
 
     def empty(self) -> None:
         """Remove the content, buffered or written, and close the file."""

@@ -59,9 +59,9 @@ def merged_events(ranks: Sequence[Iterable[dict[str, Any]]]) -> Iterator[dict[st
         seen: Counter[tuple[Any, ...]] = Counter()
         for event in events:
             if event["event"] in ("overflow", "abandoned"):
-                place = event["event"], event.get("step"), event.get("learner")
-                seen[place] += 1  # passes of one step
-                overflows.setdefault((*place, seen[place]), []).append(event)
+                key = event["event"], event.get("step"), event.get("learner")
+                seen[key] += 1  # passes of one step
+                overflows.setdefault((*key, seen[key]), []).append(event)
             elif rank == 0 or event["event"] == "not_looked_at":
                 others.append(event)
     yield from sorted([*map(_merged_overflow, overflows.values()), *others], key=step_of)
@@ -78,15 +78,15 @@ def merged_histograms(ranks: Sequence[Iterable[HistogramRecord]]) -> Iterator[Hi
     for same in _same_steps(ranks):
         tensors = {
             kind: {
-                name: merged(counts for one in same if (counts := one.tensors.get(kind, {}).get(name)))
+                name: merged(counts for record in same if (counts := record.tensors.get(kind, {}).get(name)))
                 for name in named
             }
             for kind, named in same[0].tensors.items()
         }
-        unchanged = {name: _sum(one.unchanged.get(name, (0, 0)) for one in same) for name in same[0].unchanged}
-        names = dict.fromkeys(name for one in same for name in one.sampled)
-        sampled = {name: sum(_looked_at(one, name) for one in same) for name in names}
-        overflow = any(one.overflow for one in same)
+        unchanged = {name: _sum(record.unchanged.get(name, (0, 0)) for record in same) for name in same[0].unchanged}
+        names = dict.fromkeys(name for record in same for name in record.sampled)
+        sampled = {name: sum(_looked_at(record, name) for record in same) for name in names}
+        overflow = any(record.overflow for record in same)
         yield replace(same[0], overflow=overflow, tensors=tensors, unchanged=unchanged, sampled=sampled)
 
 
@@ -103,11 +103,11 @@ def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 def _same_steps(ranks: Sequence[Iterable[_Record]]) -> Iterator[list[_Record]]:
     """Yield the records of all ranks for each learner and step, which ranks may have written in different orders."""
-    others = [{(one.learner, one.step): one for one in records} for records in ranks[1:]]
+    others = [{(record.learner, record.step): record for record in records} for records in ranks[1:]]
     for first in ranks[0]:
         key = first.learner, first.step
-        if all(key in one for one in others):
-            yield [first, *(one[key] for one in others)]
+        if all(key in by_key for by_key in others):
+            yield [first, *(by_key[key] for by_key in others)]
 
 
 def _merged_overflow(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -116,13 +116,13 @@ def _merged_overflow(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for event in same:
         for name, kind in event.get("tensors", ()):
             kinds[name] = "nan" if "nan" in (kind, kinds.get(name)) else kind
-    found = [event for event in same if event.get("count")]
+    overflowed = [event for event in same if event.get("count")]
     worst = next((event for event in same if event.get("phase") == "unexpected"), same[0])
-    boundaries = {tuple(event.get("boundary", ())) for event in found}
+    boundaries = {tuple(event.get("boundary", ())) for event in overflowed}
     return {
         **{name: value for name, value in worst.items() if name != "rank"},
         "tensors": [[name, kinds[name]] for name in _in_one_order(same)[:MAX_TENSORS]],
-        "count": max([len(kinds), *(event["count"] for event in found)]),
+        "count": max([len(kinds), *(event["count"] for event in overflowed)]),
         "boundary": list(boundaries.pop()) if len(boundaries) == 1 else ["", ""],
     }
 
@@ -216,16 +216,16 @@ class Run:
             yield from merged_events([self._events_of(each.events) for each in shards])
             return
         files = sorted(self.paths.ranks.glob("*/events.jsonl"), key=lambda path: (len(path.parent.name), path))
-        others = deque(sorted((one for path in files for one in self._events_of(path)), key=step_of))
+        others = deque(sorted((event for path in files for event in self._events_of(path)), key=step_of))
         for fields in self._events_of(self.paths.events):
             while others and step_of(others[0]) < step_of(fields):
                 yield others.popleft()
             yield fields
             if fields["event"] == "overflow":
-                beside = [one for one in others if step_of(one) == step_of(fields)]
-                beside = [one for one in beside if one.get("learner") == fields.get("learner")]
+                beside = [event for event in others if step_of(event) == step_of(fields)]
+                beside = [event for event in beside if event.get("learner") == fields.get("learner")]
                 yield from beside
-                others = deque(one for one in others if one not in beside)
+                others = deque(event for event in others if event not in beside)
         yield from others
 
     def _events_of(self, path: Path) -> Iterator[dict[str, Any]]:
@@ -283,7 +283,9 @@ class Run:
                 rows = list(self.events())
             case "epochs":
                 whole = [asdict(record) for record in self.epochs()]
-                rows = [{**row, **{VAL_PREFIX + name: one for name, one in row.pop("val").items()}} for row in whole]
+                rows = [
+                    {**row, **{VAL_PREFIX + name: metric for name, metric in row.pop("val").items()}} for row in whole
+                ]
             case _:
                 raise UsageError(f"there are no records called {records}", "they are steps, events and epochs")
         names = dict.fromkeys(name for row in rows for name in row)
@@ -323,12 +325,12 @@ def read_run(path: Path | str) -> Run:
 def _text(path: Path) -> str:
     with storage_errors(path, "read"):
         try:
-            found = read_bytes(path)
+            content = read_bytes(path)
         except FileNotFoundError:
             return ""
-    if len(found) > _MOST_BYTES:
-        raise StorageError(f"{path} has {len(found):,} bytes, more than any configuration", "restore it from a copy")
-    return found.decode("utf-8", "surrogateescape")
+    if len(content) > _MOST_BYTES:
+        raise StorageError(f"{path} has {len(content):,} bytes, more than any configuration", "restore it from a copy")
+    return content.decode("utf-8", "surrogateescape")
 
 
 _floats = attrgetter(*(name for name, kind in StepRecord.__annotations__.items() if kind == "float"))

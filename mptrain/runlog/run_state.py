@@ -106,8 +106,8 @@ class RunState:
 
     def begin(self, from_step: int = 0, changes: Sequence[str] = (), config_digest: str = "") -> RunState:
         """Return the state of the run with a new, running attempt of this process (fields as in `Attempt`)."""
-        host, told = socket.gethostname(), tuple(changes)
-        attempt = Attempt(now(), None, os.getpid(), host, from_step, changes=told, config_digest=config_digest)
+        host, changed = socket.gethostname(), tuple(changes)
+        attempt = Attempt(now(), None, os.getpid(), host, from_step, changes=changed, config_digest=config_digest)
         return replace(self, status="running", reason="", hint="", exit_code=None, attempts=(*self.attempts, attempt))
 
     def end(self, status: Status, reason: str, exit_code: int, to_step: int | None, hint: str = "") -> RunState:

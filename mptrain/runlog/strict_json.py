@@ -120,10 +120,10 @@ def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     values: dict[str, Any] = _copy(fields)
     for path, kind in values.pop("nonfinite", {}).items():
-        place, key = _find(values, path)
-        if place[key] is not None:
+        container, key = _find(values, path)
+        if container[key] is not None:
             raise ValueError(f"{path} is finite but listed as {kind}")
-        place[key] = float(kind)
+        container[key] = float(kind)
     return values
 
 

@@ -233,8 +233,8 @@ def as_cell(value: Any) -> Any:
 
 def interval_of(summary: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the ends of the 95 % confidence interval of a run's metric over the choice of samples, or None."""
-    found = (summary.get("intervals") or {}).get(summary.get("metric_name"))
-    return (float(found[0]), float(found[1])) if found else None
+    interval = (summary.get("intervals") or {}).get(summary.get("metric_name"))
+    return (float(interval[0]), float(interval[1])) if interval else None
 
 
 def overrides_of(job: SweepJob | Run) -> dict[str, str]:
@@ -254,8 +254,8 @@ def summary_of(run: Path) -> dict[str, Any]:
     """Return the final numbers of a run by name, cached until the file changes; empty if none can be read."""
     path = RunPaths(run).summary
     try:
-        found = path.stat()
-        return _read(path, found.st_mtime_ns, found.st_ino)
+        status = path.stat()
+        return _read(path, status.st_mtime_ns, status.st_ino)
     except (OSError, StorageError):
         return {}
 

@@ -116,8 +116,10 @@ class DynamicScaler(RangedScaler):
     def _after_plainly(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """Compute the same state with one kernel, that of `torch.amp.GradScaler`, instead of a dozen."""
         scale, growth_tracker = state["scale"].clone(), state["growth_tracker"].clone()
-        found = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
-        amp_update_scale_(scale, growth_tracker, found, self.growth_factor, self.backoff_factor, self.growth_interval)
+        found_inf = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
+        amp_update_scale_(
+            scale, growth_tracker, found_inf, self.growth_factor, self.backoff_factor, self.growth_interval
+        )
         scale.clamp_(self.floor, self.ceiling)
         return {**state, "scale": scale, "growth_tracker": growth_tracker}
 

@@ -27,7 +27,7 @@ def rate_table(
         rates = list(schedule.rates(lr, planned, steps_per_epoch))
     else:
         factors = [schedule.factor(update, planned) for update in range(planned + 1)]
-        rates = [lr * one if isinstance(one, int | float) else one for one in factors]
+        rates = [lr * factor if isinstance(factor, int | float) else factor for factor in factors]
     if len(rates) != planned + 1:
         raise ConfigError(
             f"schedule: {type(schedule).__name__} gives {len(rates)} learning rates for {planned} updates",

@@ -52,8 +52,8 @@ def timm_scheduler(name: str) -> type[Any]:
 
 def _named(package: Any, name: str) -> type[Any]:
     kinds = {word: kind for word, kind in vars(package).items() if inspect.isclass(kind) and hasattr(kind, "step")}
-    if found := kinds.get(name):
-        return found
+    if scheduler_class := kinds.get(name):
+        return scheduler_class
     guesses = [f"schedule.name={guess}" for guess in near_names(name, [*kinds])]
     hint = f"did you mean {either(guesses)}?" if guesses else f"its schedulers are {', '.join(sorted(kinds))}"
     raise ConfigError(f"{package.__name__} has no scheduler {name}", hint)

@@ -117,7 +117,7 @@ def sweep(arguments: Namespace) -> int:
     from mptrain.study.commands.sweep import has_sweeper, sweep
 
     if has_sweeper(arguments.overrides):
-        from mptrain.study.commands.sweep import search
+        from mptrain.study.commands.sweeper_search import search
 
         return search(arguments)
     return sweep(arguments)

@@ -96,14 +96,14 @@ def count_of(kind: str) -> int:
 
     It is 0 if torch's accelerator is of another kind or there is none.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.accelerator.device_count() if found is not None and found.type == kind else 0
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return torch.accelerator.device_count() if accelerator is not None and accelerator.type == kind else 0
 
 
 def other_accelerator() -> str | None:
     """Return the device type of this machine's accelerator if it is not CUDA (``xpu``, ``mps``); otherwise None."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found.type if found is not None and found.type != "cuda" else None
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator.type if accelerator is not None and accelerator.type != "cuda" else None
 
 
 def use(device: torch.device) -> None:
@@ -125,10 +125,10 @@ def seed(number: int) -> None:
 
 def begun() -> torch.device | None:
     """Return this machine's accelerator if this process has begun to use it; otherwise None."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or not getattr(torch.get_device_module(found), "is_initialized", lambda: True)():
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or not getattr(torch.get_device_module(accelerator), "is_initialized", lambda: True)():
         return None
-    return found
+    return accelerator
 
 
 def current(kind: str) -> torch.device:
@@ -263,8 +263,8 @@ def has_kernels(level: tuple[int, int], built: tuple[str, ...]) -> bool:
     Unknown entries are ignored.
     """
     for entry in built:
-        if found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", entry):
-            kind, own, bound = found[1], (int(found[2]), int(found[3])), found[4]
+        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", entry):
+            kind, own, bound = match[1], (int(match[2]), int(match[3])), match[4]
             same_major = own[0] == level[0] and own <= level
             if own == level or (bound != "a" and (same_major or (kind == "compute" and not bound and own <= level))):
                 return True

@@ -168,16 +168,16 @@ def out_of_memory(error: BaseException, doing: str = "") -> EnvironmentRefused |
 
     ``doing`` is the activity that needed the memory, such as "building the model"; may be empty.
     """
-    said, where = str(error), f" while {doing}" if doing else ""
-    lines = said.splitlines() or [type(error).__name__]
+    message, where = str(error), f" while {doing}" if doing else ""
+    lines = message.splitlines() or [type(error).__name__]
     smaller = "use a smaller train.batch_size, the same one with train.accumulate=2, or a smaller model"
     if type(error).__name__ == "OutOfMemoryError":  # by name, to avoid importing torch
         return EnvironmentRefused(f"the device is out of memory{where}: {lines[0]}", smaller)
-    by_words = isinstance(error, (RuntimeError, ImportError)) and any(words in said for words in _NO_MEMORY)
+    by_words = isinstance(error, (RuntimeError, ImportError)) and any(words in message for words in _NO_MEMORY)
     by_number = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if not (isinstance(error, MemoryError) or by_words or by_number):
         return None
-    asked = re.search(r"allocate (\d+) bytes", said)
+    asked = re.search(r"allocate (\d+) bytes", message)
     what = f"cannot allocate {int(asked[1]):,} bytes" if asked else lines[0]
     limit = _address_space()
     if limit is None:
@@ -193,17 +193,17 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
 
     Covered are an index out of range on a CUDA device and an operator that ``train.deterministic`` forbids.
     """
-    said = str(error) if isinstance(error, RuntimeError) else ""
-    if "device-side assert" in said:
+    message = str(error) if isinstance(error, RuntimeError) else ""
+    if "device-side assert" in message:
         return DataError(
             "a check in a kernel of the device failed (device-side assert): usually an index is out of range, such "
             "as a label beyond the number of classes or a token beyond the vocabulary, or a probability is NaN",
             "device=cpu names the operator, and so does CUDA_LAUNCH_BLOCKING=1 with --traceback; mptrain doctor "
             "dataset=... checks the data",
         )
-    if found := re.match(r"(\S+) does not have a deterministic impl", said):
+    if match := re.match(r"(\S+) does not have a deterministic impl", message):
         return EnvironmentRefused(
-            f"train.deterministic=true: {found[1]} of torch may give other bits each time on this device",
+            f"train.deterministic=true: {match[1]} of torch may give other bits each time on this device",
             "set train.deterministic=false, or use another operator; --traceback shows where it is called",
         )
     return None
@@ -224,19 +224,19 @@ def error_in_user_code(
     It names the innermost line in one of ``packages``, given by first names; None if the traceback passes through none,
     or from there into code that observes it, which is not the user's. ``more`` is the end of its hint.
     """
-    place = None
+    location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] in packages:
-            place = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+            location = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
         elif (
             module.startswith(tuple(OBSERVERS)) and frame.f_code.co_name != "__torch_dispatch__"
         ):  # which calls operators
-            place = None
-    if place is None:
+            location = None
+    if location is None:
         return None
     return ConfigError(
-        f"{place}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+        f"{location}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
         "this code is allowed by extensions.allow; --traceback shows the full traceback, and a run "
         f"keeps it in its failure folder{more}",
     )

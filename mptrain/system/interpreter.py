@@ -44,8 +44,8 @@ def command(*words: str) -> list[str]:
     The words are arguments of Python: ``-c CODE`` or ``-m MODULE`` with arguments, which interpreter options may
     precede. Without either, append them to the returned command.
     """
-    place = next((number for number, word in enumerate(words) if word in ("-c", "-m")), len(words))
-    return [sys.executable, *words[:place], _ENTRY, repr(_search_path()), *words[place:]]
+    position = next((number for number, word in enumerate(words) if word in ("-c", "-m")), len(words))
+    return [sys.executable, *words[:position], _ENTRY, repr(_search_path()), *words[position:]]
 
 
 def guard_multiprocessing() -> None:

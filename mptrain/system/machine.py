@@ -60,8 +60,8 @@ def resident_peak() -> int:
         status = (_PROC / "self/status").read_text(encoding="utf-8")
     except OSError:
         return _largest_ever()
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else _largest_ever()
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(match[1]) * 1024 if match else _largest_ever()
 
 
 def forget_peak() -> None:

@@ -43,7 +43,7 @@ def masker() -> Callable[[Any], Any]:
 
     def mask(value: Any) -> Any:
         if isinstance(value, str):
-            return pattern.sub(lambda found: f"${{oc.env:{secrets[longest_first[(found.lastindex or 0) - 1]]}}}", value)
+            return pattern.sub(lambda match: f"${{oc.env:{secrets[longest_first[(match.lastindex or 0) - 1]]}}}", value)
         if isinstance(value, dict):
             return {mask(key): mask(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
@@ -58,7 +58,7 @@ def masker() -> Callable[[Any], Any]:
 def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
     """Return the pattern of all spellings of secrets, with a group for each."""
     pieces = (re.findall(r"""[A-Za-z0-9]+|\s+|['"\\]+|.""", secret) for secret in secrets)
-    return re.compile("|".join(f"({''.join(map(_spellings, found))})" for found in pieces))
+    return re.compile("|".join(f"({''.join(map(_spellings, parts))})" for parts in pieces))
 
 
 #: Whitespace as it is, escaped, as an entity or percent-encoded. A writer may break a line, or join lines.

@@ -118,18 +118,18 @@ def url_file(url: str, *, download: bool) -> Path:
     return path
 
 
-def not_typed(what: str, place: Path) -> DataError:
+def not_typed(what: str, path: Path) -> DataError:
     """Return the error for pretrained weights that are missing in a cache and that no typed override asked for."""
     return DataError(
-        f"model.pretrained: {what} is not in {place}, and only a typed override may download it",
+        f"model.pretrained: {what} is not in {path}, and only a typed override may download it",
         f"type model.pretrained=true on the command line, or {_OWN_FILE}",
     )
 
 
-def unavailable(what: str, place: Path, why: str) -> DataError:
+def unavailable(what: str, path: Path, why: str) -> DataError:
     """Return the error for pretrained weights that are neither in a cache nor can be downloaded."""
     return DataError(
-        f"model.pretrained: {what} is not in {place}, and {why}",
+        f"model.pretrained: {what} is not in {path}, and {why}",
         f"copy it there from a machine with network, or {_OWN_FILE}",
     )
 

@@ -44,9 +44,9 @@ def _matmul_precision_restored() -> Iterator[None]:
     """Restore what `mptrain.precision.apply.set_matmul_precision` sets when the context ends."""
     cuda, cudnn, mha = torch.backends.cuda, torch.backends.cudnn, torch.backends.mha
     names = [(cuda.matmul, f"allow_{dtype}_reduced_precision_reduction") for dtype in ("fp16", "bf16")]
-    places: list[tuple[Any, str]] = [*names, (cuda.matmul, "fp32_precision")]
-    places += [(getattr(cudnn, kind), "fp32_precision") for kind in ("conv", "rnn")]
-    before = [getattr(*place) for place in places]
+    settings: list[tuple[Any, str]] = [*names, (cuda.matmul, "fp32_precision")]
+    settings += [(getattr(cudnn, kind), "fp32_precision") for kind in ("conv", "rnn")]
+    before = [getattr(*setting) for setting in settings]
     fused, sums = mha.get_fastpath_enabled(), cuda.fp16_bf16_reduction_math_sdp_allowed()
     try:
         yield
@@ -56,8 +56,8 @@ def _matmul_precision_restored() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             cuda.matmul.allow_tf32, cudnn.allow_tf32 = before[2] == "tf32", before[3] == "tf32"
-        for place, value in zip(places, before, strict=True):
-            setattr(*place, value)
+        for setting, value in zip(settings, before, strict=True):
+            setattr(*setting, value)
 
 
 def seed_everything(seed: int) -> None:
@@ -149,10 +149,10 @@ def cuda_backends(device: torch.device) -> dict[str, str]:
 def _driver_version() -> str:
     """Return the version of NVIDIA's kernel driver, such as ``550.54.15``; ``unknown`` if Linux does not say it."""
     try:
-        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text())
+        match = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text())
     except OSError:
-        found = None
-    return found[0] if found else "unknown"
+        match = None
+    return match[0] if match else "unknown"
 
 
 def device_in_words(device: torch.device) -> str:
@@ -166,10 +166,10 @@ def device_in_words(device: torch.device) -> str:
 def git_commit() -> str | None:
     """Return the commit of the current folder's repository; None outside of one."""
     try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        completed = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
+    return completed.stdout.strip() or None if completed.returncode == 0 else None
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Private names of torch, collected in one module to check against each new version of torch.
 
 All of them exist in torch 2.11 to 2.15 with the meaning documented here. `tests/system/test_torch_private.py` uses each
-of them and checks that no other module uses private names of torch's modules.
+of them and checks that no other module uses private names of torch's modules, but for two of CUDA graphs in
+`mptrain.engine.step_runner`.
 """
 
 from __future__ import annotations
@@ -174,8 +175,8 @@ def in_compiled_autograd() -> bool:
     """Return whether the running backward pass is one of compiled autograd, also while it is traced."""
     if torch.compiler.is_compiling():
         return True
-    found = sys.modules.get("torch._dynamo.compiled_autograd")  # imported by its users
-    return found is not None and bool(found.in_compiled_autograd_region)
+    compiled_autograd = sys.modules.get("torch._dynamo.compiled_autograd")  # imported by its users
+    return compiled_autograd is not None and bool(compiled_autograd.in_compiled_autograd_region)
 
 
 def untraced(function: Callable[..., None]) -> Callable[..., None]:
@@ -193,11 +194,11 @@ def is_within_step(optimizer: torch.optim.Optimizer, steps: int = 1) -> bool:
     A hook runs inside two, if the optimizer's class calls ``super().step()``: torch hooks the step of each class in the
     line of inheritance, if an optimizer of that very class was ever made.
     """
-    found, frame = 0, sys._getframe()
-    while frame.f_back is not None and found < steps:
+    depth, frame = 0, sys._getframe()
+    while frame.f_back is not None and depth < steps:
         frame = frame.f_back
-        found += frame.f_code is _STEP_CODE and frame.f_locals.get("self") is optimizer
-    return found == steps
+        depth += frame.f_code is _STEP_CODE and frame.f_locals.get("self") is optimizer
+    return depth == steps
 
 
 def end_workers(loader: torch.utils.data.DataLoader[Any]) -> None:
@@ -220,11 +221,11 @@ def begin_late_momentum(optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
-        there = [one for one in group["params"] if one.grad is not None]
-        late = [one for one in there if optimizer.state[one].get("momentum_buffer") is None]
+        there = [parameter for parameter in group["params"] if parameter.grad is not None]
+        late = [parameter for parameter in there if optimizer.state[parameter].get("momentum_buffer") is None]
         if group["momentum"] and not group["dampening"] and 0 < len(late) < len(there):
-            for one in late:
-                optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one, requires_grad=False)
+            for parameter in late:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -247,10 +248,10 @@ def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None
         del fused.grad_scale, fused.found_inf
 
 
-def has_gradient_hooks(one: torch.Tensor | nn.Module) -> bool:
+def has_gradient_hooks(owner: torch.Tensor | nn.Module) -> bool:
     """Return whether functions are hooked to the gradient of a parameter, or to the backward pass of a module."""
-    later = one._backward_pre_hooks if isinstance(one, nn.Module) else one._post_accumulate_grad_hooks
-    return bool(one._backward_hooks or later)
+    later = owner._backward_pre_hooks if isinstance(owner, nn.Module) else owner._post_accumulate_grad_hooks
+    return bool(owner._backward_hooks or later)
 
 
 def loads_itself(module: nn.Module) -> bool:
@@ -264,7 +265,7 @@ def _nodes(result: torch.Tensor) -> Iterator[Any]:
         node: Any = left.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            left += [one for one, _ in node.next_functions]
+            left += [next_node for next_node, _ in node.next_functions]
             yield node
 
 
@@ -286,8 +287,8 @@ def saved_for_backward(result: torch.Tensor) -> Iterator[torch.Tensor]:
         for name in names[kind]:
             with contextlib.suppress(RuntimeError):  # a pass inside the forward pass has freed it
                 saved = getattr(node, name)
-                for one in saved if isinstance(saved, (list, tuple)) else (saved,):
-                    yield from (held for held in tree_leaves(one.data) if isinstance(held, torch.Tensor))
+                for saved_tensor in saved if isinstance(saved, (list, tuple)) else (saved,):
+                    yield from (held for held in tree_leaves(saved_tensor.data) if isinstance(held, torch.Tensor))
 
 
 def number_of_node(node: Any) -> int:
@@ -322,10 +323,10 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that a call of an ATen operator writes in place, as its schema says."""
-    for place, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
+    for index, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from (one for one in tree_leaves(given) if isinstance(one, torch.Tensor))
+            given = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from (tensor for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor))
 
 
 def weights_only_unpickler() -> ModuleType | None:

@@ -48,9 +48,9 @@ def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
         checker = validator(cast("Any", kind), "json", "ignore" if lenient else "forbid")
         return cast("Built", checker.validate_python(given))
     except ValidationError as error:
-        found = list(map(_in_words, error.errors(include_url=False)))
-        more = [f"and {len(found) - _MOST:,} more"] if found[_MOST:] else []
-        raise ValueError("; ".join([*found[:_MOST], *more])) from None
+        problems = list(map(_in_words, error.errors(include_url=False)))
+        more = [f"and {len(problems) - _MOST:,} more"] if problems[_MOST:] else []
+        raise ValueError("; ".join([*problems[:_MOST], *more])) from None
 
 
 def line_parser(kind: type[Built]) -> Callable[[str], Built | None]:
@@ -95,13 +95,13 @@ def validator(annotation: Any, language: Literal["yaml", "json"], extra: str = "
 
 
 def _in_words(error: ErrorDetails) -> str:
-    place = ".".join(map(str, error["loc"]))
+    location = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
-        return f"'{place}' is missing"
+        return f"'{location}' is missing"
     if error["type"] == "unexpected_keyword_argument":
-        return f"unknown field '{place}'"
-    found, must = json.dumps(error["input"], default=str), error["msg"].replace("Input should be", "must be")
-    return f"{place}={found if len(found) <= 80 else f'{found[:77]}...'}: {must}"
+        return f"unknown field '{location}'"
+    given, must = json.dumps(error["input"], default=str), error["msg"].replace("Input should be", "must be")
+    return f"{location}={given if len(given) <= 80 else f'{given[:77]}...'}: {must}"
 
 
 def _adapted(node: Any, rules: Mapping[str, Rule]) -> Any:
@@ -158,11 +158,11 @@ def _is_path(node: Node) -> bool:
 
 def _union(node: Node) -> Node:
     members = node["choices"]
-    kinds = [one["type"] for one in members]
+    kinds = [member["type"] for member in members]
     if "float" in kinds:  # 2.0 stays a float
-        members = [one["schema"] if one.get("schema", {}).get("type") == "int" else one for one in members]
+        members = [member["schema"] if member.get("schema", {}).get("type") == "int" else member for member in members]
     elif any(map(_is_path, members)):  # text becomes a path
-        members = [one for one in members if one["type"] != "str"]
+        members = [member for member in members if member["type"] != "str"]
     return _lax({**node, "choices": members})
 
 

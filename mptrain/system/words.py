@@ -108,10 +108,10 @@ def scale_path(path: dict[str, float]) -> str:
         return ""
     if path["min"] == path["max"]:
         return scale(path["last"])
-    said = f"{scale(path['first'])} to {scale(path['last'])}"
+    course = f"{scale(path['first'])} to {scale(path['last'])}"
     if {path["first"], path["last"]} == {path["min"], path["max"]}:
-        return said
-    return f"{said}, between {scale(path['min'])} and {scale(path['max'])}"
+        return course
+    return f"{course}, between {scale(path['min'])} and {scale(path['max'])}"
 
 
 def digits(scale: float) -> str:
@@ -135,10 +135,10 @@ def listed(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
     return f"{shown}{' and' if separator == ', ' else f'{separator}and'} {left:,} more" if left > 0 else shown
 
 
-def counted(count: int, one: str, many: str = "") -> str:
+def counted(count: int, singular: str, many: str = "") -> str:
     """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``."""
-    many = many or f"{one}s"
-    return f"no {many}" if count == 0 else f"{count:,} {one if count == 1 else many}"
+    many = many or f"{singular}s"
+    return f"no {many}" if count == 0 else f"{count:,} {singular if count == 1 else many}"
 
 
 def of_seeds(numbers: Iterable[int]) -> str:

@@ -104,7 +104,7 @@ def malformed(random_source):
 @each("seed", range(100))
 def test_a_random_malformed_command_line_never_shows_a_traceback(terminal, monkeypatch, seed):
     monkeypatch.setattr("mptrain.study.commands.sweep.finish", lambda *_: 0)
-    monkeypatch.setattr("mptrain.cli.command_line.place_of", lambda run, overrides: run)  # there are no runs
+    monkeypatch.setattr("mptrain.cli.commands.run_folder", lambda run, overrides: run)  # there are no runs
     words = malformed(random.Random(seed))
     code = terminal(*words)
     assert code in (0, 2), (words, terminal.err)

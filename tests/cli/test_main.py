@@ -25,7 +25,7 @@ def test_words_with_an_equals_sign_train(terminal):
 
 
 def test_resume_and_eval_pass_the_run_and_the_overrides(terminal, monkeypatch):
-    monkeypatch.setattr("mptrain.cli.commands.place_of", lambda run, overrides: run)
+    monkeypatch.setattr("mptrain.cli.commands.run_folder", lambda run, overrides: run)
     assert terminal("resume", "last") == 0
     assert terminal("resume", "outputs/x", "train.epochs=3") == 0
     assert terminal("eval", "outputs/x", "--best", "device=cpu") == 0

@@ -129,7 +129,7 @@ def test_a_sweep_that_is_done_is_shown_and_named_by_its_folder(sweeping, monkeyp
     assert "hint: change one run: mptrain resume outputs/mine/RUN train.epochs=3" in sweeping.err
     assert sweeping("resume", "last", "--jobs", "2") == 2
     assert "--jobs applies only to sweeps" in sweeping.err
-    monkeypatch.setattr("mptrain.cli.commands.place_of", lambda run, overrides: run)  # nothing was trained
+    monkeypatch.setattr("mptrain.cli.commands.run_folder", lambda run, overrides: run)  # nothing was trained
     assert sweeping("resume", "outputs/mine/000-seed=0", "train.epochs=3") == 0
     assert sweeping.resumed == [("outputs/mine/000-seed=0", ["train.epochs=3"])]
     assert sweeping("resume", "seed=0") == 2

@@ -20,7 +20,7 @@ def asking():
 @pytest.fixture
 def searching(terminal, monkeypatch, asking):
     """A terminal whose sweeps run jobs that end at once."""
-    monkeypatch.setattr("mptrain.study.commands.sweep.PROGRAM", jobs.program())
+    monkeypatch.setattr("mptrain.study.commands.sweeper_search.PROGRAM", jobs.program())
     monkeypatch.setattr("mptrain.study.commands.sweep.PROGRAM", jobs.program())
     return terminal
 
@@ -32,7 +32,7 @@ def names():
 @pytest.mark.usefixtures("python_3_14")  # whose argparse does not take Hydra's parser
 def test_every_batch_is_checked_and_shown_and_the_table_at_the_end_has_them_all(searching, asking, monkeypatch):
     summary = {"metric": 0.5, "metric_name": "top1", "metric_split": "test", "higher_is_better": True}
-    monkeypatch.setattr("mptrain.study.commands.sweep.summary_of", lambda run: summary)
+    monkeypatch.setattr("mptrain.study.commands.sweeper_search.summary_of", lambda run: summary)
     asking.batches = ([["seed=0"]], [["seed=9"], ["precision=fp32"]])
     assert searching(*WORDS, "seed=0,9", "--jobs", "2") == 0, searching.err
     assert (
@@ -84,7 +84,7 @@ def test_a_wrong_first_batch_leaves_the_name_free_and_a_wrong_later_one_shows_wh
 
 @pytest.mark.parametrize("code", [130, 75])
 def test_a_signal_in_a_batch_ends_the_search_with_its_code(searching, asking, monkeypatch, code):
-    monkeypatch.setattr("mptrain.study.commands.sweep.run_sweep", lambda sweep, *rest: (sweep, code))
+    monkeypatch.setattr("mptrain.study.commands.sweeper_search.run_sweep", lambda sweep, *rest: (sweep, code))
     asking.batches = ([["seed=0"]], [["seed=9"]])
     assert searching(*WORDS) == code
     assert names() == ["000-seed=0"]

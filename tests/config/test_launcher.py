@@ -1,6 +1,6 @@
 import pytest
 
-from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
+from mptrain.config.launcher import Launcher, read_launcher
 from mptrain.system.errors import ConfigError
 
 
@@ -10,13 +10,10 @@ def written(tmp_path, text):
     return str(path)
 
 
-def test_a_file_says_what_jobs_ask_for_and_the_name_of_an_executor_is_enough(tmp_path):
+def test_a_file_says_what_jobs_ask_for_and_slurm_alone_is_enough(tmp_path):
     found = read_launcher(written(tmp_path, "partition: gpu\ntimeout_min: 240\nmem_gb: 16\nconstraint: a100&ib\n"))
     assert found == Launcher(partition="gpu", timeout_min=240, mem_gb=16.0, constraint="a100&ib")
-    assert read_launcher("local") == Launcher(executor="local")
-    assert is_elsewhere(found)
-    assert not is_elsewhere(read_launcher("local"))
-    assert not is_elsewhere(None)
+    assert read_launcher("slurm") == Launcher()
 
 
 @pytest.mark.parametrize(
@@ -36,6 +33,7 @@ def test_a_file_says_what_jobs_ask_for_and_the_name_of_an_executor_is_enough(tmp
         ("timeout_min: 0\n", "timeout_min=0: must be a whole number, at least 1"),
         ("timeout_min: 2\nsignal_delay_s: 120\n", "120 seconds is not less than timeout_min"),
         ("executor: kubernetes\n", "executor=kubernetes: must be"),
+        ("executor: local\n", "executor=local: must be"),
         ("partition: ${oc.env:HOME}\n", "partition="),
         ("- gpu\n", "not a mapping"),
         ("a: &a [1,1,1,1]\n" + "".join(f"{y}: &{y} [*{x},*{x},*{x},*{x}]\n" for x, y in zip("abcdefghijk", "bcdefghijkl", strict=True)), "expand"),
@@ -50,4 +48,4 @@ def test_what_is_refused(tmp_path, text, what):
 def test_a_missing_file_names_what_there_is():
     with pytest.raises(ConfigError) as refused:
         read_launcher("nowhere.yaml")
-    assert refused.value.problems[0].hint == "name a YAML file, or one of slurm, local"
+    assert refused.value.problems[0].hint == "name a YAML file, or slurm"

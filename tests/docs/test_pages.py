@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from docs.pages import PAGES, ROOT, blocks, commands
 from loops import each
 from small_runs import TINY, run_command, run_in_process
 
+from mptrain import shelves
 from mptrain.config import compose as composing
 from mptrain.config.catalogue import configs_folder, recipes_folder
 from mptrain.config.compose import compose
@@ -183,7 +185,7 @@ def test_links_lead_somewhere(name):
             assert anchor in anchors(target.read_text()), f"{name}: {link} has no such heading"
 
 
-PACKAGES = "api cli config engine integrations lab logger numerics optimizer parallel precision probe report run runlog scaler schedule study system workloads"
+PACKAGES = "api cli config engine integrations lab logger numerics optimizer parallel precision report run runlog scaler schedule study system workloads"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -192,6 +194,52 @@ def test_modules_that_are_named_exist(name):
     named = re.findall(rf"`(?:mptrain/)?((?:{folders})/[\w/]+\.py)`", PAGES[name])
     missing = [path for path in named if not (ROOT / "mptrain" / path).exists() and not re.search("[A-Z]{4}", path)]
     assert not missing, f"{name} names {missing}"
+
+
+def _definitions(tree):
+    """Return the names that a module or class binds at its top, with the nodes of classes and functions."""
+    names = {}
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names[node.name] = node
+        elif isinstance(node, ast.AnnAssign):
+            names[ast.unparse(node.target)] = node
+        elif isinstance(node, ast.Assign):
+            names |= dict.fromkeys(
+                (name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)), node
+            )
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name: node for alias in node.names}
+    return names
+
+
+def _resolves(name):
+    """Return whether a dotted name is a module of mptrain, or a definition in one, or one in a class of it."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:count])
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if path.is_file():
+            scope = ast.parse(path.read_text(encoding="utf-8"))
+            for part in parts[count:]:
+                found = _definitions(scope).get(part)
+                if found is None:
+                    return count == 1 and parts[1] in shelves.FUNCTIONS
+                scope = found if isinstance(found, ast.ClassDef) else ast.Module([], [])
+            return True
+    return False
+
+
+def test_names_in_docstrings_and_pages_are_those_of_modules_and_definitions():
+    files = [*(ROOT / "mptrain").rglob("*.py"), *(ROOT / "mptrain").rglob("*.md"), *(ROOT / name for name in PAGES)]
+    names = {
+        name: file
+        for file in files
+        for name in re.findall(r"`(mptrain(?:\.\w+)+)[`(]", file.read_text(encoding="utf-8"))
+    }
+    assert len(names) > 100
+    wrong = {name: file.name for name, file in names.items() if not _resolves(name)}
+    assert wrong == {}
 
 
 def test_every_page_can_be_reached_from_the_first_one():

@@ -12,7 +12,7 @@ from loops import each
 from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of, whole_and_resumed
 
 import mptrain.engine.loop
-from mptrain.engine import evaluate as evaluation
+from mptrain.engine import validation
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EvalRecord, EventRecord
 
@@ -33,8 +33,8 @@ def metrics(monkeypatch):
             return found
         return replace(found, record=replace(found.record, metrics={**found.record.metrics, "top1": values[epoch - 1]}))
 
-    real = evaluation.evaluate
-    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    real = validation.evaluate
+    monkeypatch.setattr(validation, "evaluate", evaluate)
     return values
 
 

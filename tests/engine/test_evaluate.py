@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from small_runs import TINY, Kept, loop_of
 
-from mptrain.engine.evaluate import evaluate, keep_exhibits
+from mptrain.engine.evaluate import evaluate
+from mptrain.engine.exhibit import keep_exhibits
 from mptrain.runlog.atomic_files import StorageError
 from mptrain.system.errors import NumericsError
 from mptrain.system.process_state import other_random_numbers

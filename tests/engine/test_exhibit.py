@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from scipy.io import wavfile
 
-from mptrain.engine.evaluate import keep_exhibits, on_host
+from mptrain.engine.exhibit import keep_exhibits, on_host
 from mptrain.workloads.base.task import Pictures, Sounds, Texts
 
 TEXTS = Texts(("source", "model"), (('say "hi"', "a\ttab"), ("two\nlines", "ünïcode"), ("", "=1+1")))

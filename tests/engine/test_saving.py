@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of
 
-from mptrain.engine import evaluate
+from mptrain.engine import validation
 from mptrain.system.errors import StorageError
 
 WORDS = (*TINY, "precision=amp_dynamic", "train.ema_decay=0.9")
@@ -137,13 +137,13 @@ def test_an_error_of_the_last_save_is_what_the_run_ends_with(tmp_path, monkeypat
 
 def test_while_it_evaluates_every_step_is_in_the_file(tmp_path, monkeypatch):
     loop = loop_of(tmp_path, *TINY, "log.ring=32", "log.seconds=1000")
-    usual, found = evaluate.evaluate, []
+    usual, found = validation.evaluate, []
 
     def look_and_evaluate(*arguments, **named):
         found.append(loop.storage.paths.steps.read_bytes().count(b"\n"))
         return usual(*arguments, **named)
 
-    monkeypatch.setattr(evaluate, "evaluate", look_and_evaluate)
+    monkeypatch.setattr(validation, "evaluate", look_and_evaluate)
     loop.run()
     assert found == [6, 12, 18, 18]
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from small_runs import TINY, Kept, environment, loop_of, steps_of
 
-from mptrain.engine.interrupt import LOOKS, Watchdog
+from mptrain.engine.telemetry import LOOKS, Watchdog
 from mptrain.system.records import EventRecord
 
 
@@ -47,7 +47,7 @@ def test_progress_is_no_standing_still(tmp_path):
 @pytest.mark.long
 def test_a_process_that_was_stopped_and_goes_on_did_not_hang(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from mptrain.engine.interrupt import Watchdog\n"
+        "import sys, time; from pathlib import Path; from mptrain.engine.telemetry import Watchdog\n"
         "with Watchdog(Path('stalls.txt'), 1.0) as dog:\n"
         "    print('ready', flush=True)\n"
         "    for _ in range(30):\n"

@@ -33,7 +33,7 @@ class Hooks:
 
     def install(self):
         from mptrain.cli import train
-        from mptrain.engine import evaluate, loop
+        from mptrain.engine import loop, validation
         from mptrain.run import attempt, resume
         from mptrain.runlog.checkpoints import CheckpointStore
         from mptrain.runlog.directory import RunDirectory
@@ -49,7 +49,7 @@ class Hooks:
             self._wrap(holder, name, "end")
         self._wrap(CheckpointStore, "save", "saving")
         self._wrap_steps(loop.Loop)
-        self._wrap_evaluation(evaluate)
+        self._wrap_evaluation(validation)
         self._watch_files()
 
     def reach(self, place):
@@ -158,7 +158,7 @@ def fill_the_disk():
 
 def shift_clock(hours):
     """From now on the clock of the day is wrong; those that measure time are not, as the system promises."""
-    from mptrain.engine import interrupt
+    from mptrain.engine import telemetry
     from mptrain.runlog import run_paths, run_state
 
     shift, now = clock.timedelta(hours=hours), time.time
@@ -169,5 +169,5 @@ def shift_clock(hours):
             return clock.datetime.now(tz) + shift
 
     time.time = lambda: now() + shift.total_seconds()
-    for module in (interrupt, run_paths, run_state):
+    for module in (telemetry, run_paths, run_state):
         module.datetime = Shifted

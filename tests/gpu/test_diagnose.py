@@ -19,7 +19,7 @@ def test_a_fault_in_a_module_or_a_custom_function_is_found(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ("device=cuda", "model=planted", f"model.kind={kind}", "precision=fp16_static", "scaler.scale=131072")
     words += ("dataset.train_samples=64", "train.batch_size=16")
-    found = diagnose_config(compose([ALLOWED[2], *words], config_dirs=[ALLOWED[1]])).found
+    found = diagnose_config(compose([ALLOWED[2], *words], config_dirs=[ALLOWED[1]])).examination
     if kind == "square":
         assert found.notes[0].startswith("SquareBackward in last.0 (Calls) returns a gradient in float32")
     else:

@@ -28,7 +28,7 @@ def theirs(tmp_path, monkeypatch):
 
     def look(*words, step=1):
         config = compose([ALLOWED[2], *words], config_dirs=[ALLOWED[1]])
-        return diagnose_config(config, step).found
+        return diagnose_config(config, step).examination
 
     return look
 
@@ -207,7 +207,7 @@ def test_weights_that_were_not_kept_are_said_to_be_missing(theirs, capsys):
 
 def test_a_run_that_went_well_is_looked_at_where_it_would_go_on(theirs, capsys):
     assert train(*network("plain", "precision=fp16_dynamic")) == 0
-    found = diagnose_run("run", ALLOWED[2:]).found
+    found = diagnose_run("run", ALLOWED[2:]).examination
     assert (found.cause, found.step, found.remedies) == ("none", 7, ())
     assert found.remarks == ("step 7, from the checkpoint of step 6",)
     capsys.readouterr()
@@ -226,7 +226,7 @@ def test_a_run_that_went_well_is_looked_at_where_it_would_go_on(theirs, capsys):
 def test_a_step_of_a_run_is_the_one_that_was_trained(theirs):
     assert train(*network("plain", "precision=amp_dynamic"), "checkpoint.every_steps=2") == 0
     losses = [step["loss"] for step in recorded()]
-    assert [diagnose_run("run", ALLOWED[2:], step=step).found.loss for step in (1, 3, 6)] == [
+    assert [diagnose_run("run", ALLOWED[2:], step=step).examination.loss for step in (1, 3, 6)] == [
         losses[0],
         losses[2],
         losses[5],
@@ -235,19 +235,19 @@ def test_a_step_of_a_run_is_the_one_that_was_trained(theirs):
 
 def test_an_injected_fault_is_there_when_its_step_is_looked_at():
     words = (*TINY, "precision=fp16_dynamic", "inject.step=2", "inject.value=nan")
-    forward = diagnose_config(compose([*words, "inject.tensor=activation:3"]), 2).found
+    forward = diagnose_config(compose([*words, "inject.tensor=activation:3"]), 2).examination
     assert (forward.cause, forward.module) == ("forward", "3")
-    backward = diagnose_config(compose([*words, "inject.tensor=activation_gradient:3"]), 2).found
+    backward = diagnose_config(compose([*words, "inject.tensor=activation_gradient:3"]), 2).examination
     assert (backward.cause, backward.module) == ("backward", "3")
-    assert diagnose_config(compose([*words, "inject.tensor=input"]), 2).found.cause == "input"
-    assert diagnose_config(compose([*words, "inject.tensor=weight:3.bias"]), 2).found.cause == "weights"
-    gradient = diagnose_config(compose([*words, "inject.tensor=gradient:3.bias"]), 2).found
+    assert diagnose_config(compose([*words, "inject.tensor=input"]), 2).examination.cause == "input"
+    assert diagnose_config(compose([*words, "inject.tensor=weight:3.bias"]), 2).examination.cause == "weights"
+    gradient = diagnose_config(compose([*words, "inject.tensor=gradient:3.bias"]), 2).examination
     assert (gradient.cause, gradient.module) == ("backward", "3")
-    assert diagnose_config(compose([*words, "inject.tensor=input"]), 1).found.cause == "none"
+    assert diagnose_config(compose([*words, "inject.tensor=input"]), 1).examination.cause == "none"
 
 
 def test_gradients_without_a_scale_are_given_one_that_was_tried():
-    found = diagnose_config(compose(("model=transformer", "precision=fp16_noscale", "train.batch_size=4"))).found
+    found = diagnose_config(compose(("model=transformer", "precision=fp16_noscale", "train.batch_size=4"))).examination
     assert "of the nonzero FP16 gradients are below 2^-14 at loss scale 1" in found.notes[0]
     [remedy] = found.remedies
     assert remedy.helped

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
+import fake_slurm
 import pytest
 from small_runs import command, environment, run_command
 
@@ -29,10 +31,12 @@ def wait_for(folder, condition, timeout=120):
 
 
 @pytest.mark.slow
-def test_what_was_killed_or_queued_again_has_the_records_of_what_was_not(tmp_path):
+def test_what_was_killed_or_queued_again_has_the_records_of_what_was_not(tmp_path, monkeypatch):
+    home = fake_slurm.install(tmp_path / "bin", sys.executable)
+    monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
     assert run_command("-m", *WORDS, "run.name=pool", cwd=tmp_path).returncode == 0
     sweep = subprocess.Popen(
-        command("-m", "--launcher", "local", *WORDS, "run.name=mine"),
+        command("-m", "--launcher", "slurm", *WORDS, "run.name=mine"),
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     folder = tmp_path / "outputs" / "mine"
@@ -42,12 +46,12 @@ def test_what_was_killed_or_queued_again_has_the_records_of_what_was_not(tmp_pat
         os.kill(states[name]["attempts"][-1]["pid"], number)
     printed, _ = sweep.communicate(timeout=200)
     assert sweep.returncode == 7
-    assert "to run the rest: mptrain resume outputs/mine --launcher local" in printed
+    assert "to run the rest: mptrain resume outputs/mine --launcher slurm" in printed
     jobs = json.loads((folder / "sweep.json").read_text())["jobs"]
     assert [job["status"] for job in jobs] == ["failed", "done"]
     assert jobs[0]["reason"].endswith("without a result")
 
-    done = run_command("resume", "outputs/mine", "--launcher", "local", cwd=tmp_path)
+    done = run_command("resume", "outputs/mine", "--launcher", "slurm", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     states = wait_for(folder, bool)
     assert [len(state["attempts"]) for _, state in sorted(states.items())] == [2, 2]

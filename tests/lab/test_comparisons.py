@@ -118,7 +118,7 @@ FAULTY = (Energies, Saturated, Expanded, Active, Later, Gaps)
 def test_choice_at_near_ties_is_no_fault(make, precision, words_of):
     config = compose(words_of(make, f"precision={precision}"))
     assert not check_scaling(config, lambda _: None).findings
-    found = diagnose_config(config).found
+    found = diagnose_config(config).examination
     assert (found.cause, found.also) == ("none", ()), found.verdict
 
 
@@ -128,7 +128,7 @@ def test_choice_by_wrong_numbers_is_found(make, words_of):
     config = compose(words_of(make, "precision=fp16_dynamic"))
     found = check_scaling(config, lambda _: None).findings
     assert found[0].where == ("odd",)
-    found = diagnose_config(config).found
+    found = diagnose_config(config).examination
     assert (found.cause, found.module) == ("forward", "odd")
 
 

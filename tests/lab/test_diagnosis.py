@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_the_loss_of_a_later_learner_is_the_one_on_record():
     assert main([*GAN, "learners.generator.scaler.scale=1e30", "run.name=run"]) == 4
-    found = diagnose_run("run").found
+    found = diagnose_run("run").examination
     assert (found.learner, found.step) == ("generator", 2)
     assert "the loss equals the recorded loss" in found.remarks
 
@@ -39,7 +39,7 @@ def test_the_loss_of_a_later_learner_is_the_one_on_record():
 @pytest.mark.long
 def test_weights_that_moved_behind_the_step_that_ended_a_run_are_said_to_have():
     assert main([*GAN, "learners.discriminator.scaler.scale=1e30", "run.name=run"]) == 4
-    remarks = diagnose_run("run").found.remarks
+    remarks = diagnose_run("run").examination.remarks
     assert "the weights were saved after the step and include its update of the generator" in remarks
     last = [json.loads(line) for line in Path("outputs/run/steps.jsonl").read_text().splitlines()][-2]
     [loss] = [remark for remark in remarks if remark.startswith("the recorded loss")]
@@ -51,13 +51,13 @@ def test_weights_that_moved_behind_the_step_that_ended_a_run_are_said_to_have():
 def test_the_learner_that_overflowed_on_record_is_looked_at_and_another_where_it_is_asked_for():
     words = ("learners.generator.scaler.scale=1e7", "train.max_consecutive_overflows=20", "train.max_steps=2")
     assert main([*GAN, *words, "run.name=run"]) == 4
-    assert diagnose_run("run", step=2).found.learner == "generator"
+    assert diagnose_run("run", step=2).examination.learner == "generator"
     with_overrides = "learners.generator.scaler.scale=1"
     found = diagnose_run("run", (with_overrides,), step=2)
-    assert (found.found.learner, found.found.cause) == ("generator", "none")
+    assert (found.examination.learner, found.examination.cause) == ("generator", "none")
     assert found.page.name == f"step-000002-generator-under-{with_overrides}.html"
-    assert any(remark.startswith("on record the gradients of generator.") for remark in found.found.remarks)
-    assert diagnose_run("run", step=2, learner="discriminator").found.learner == "discriminator"
+    assert any(remark.startswith("on record the gradients of generator.") for remark in found.examination.remarks)
+    assert diagnose_run("run", step=2, learner="discriminator").examination.learner == "discriminator"
     with pytest.raises(ConfigError, match="no such learner") as raised:
         diagnose_run("run", step=2, learner="generater")
     assert raised.value.hint == "did you mean generator?"
@@ -74,14 +74,14 @@ def test_the_learner_that_overflowed_on_record_is_looked_at_and_another_where_it
 )
 def test_a_step_that_ended_a_run_is_done_at_the_first_scale_of_another_scaler(words, scale):
     assert main([*ENDED, "run.name=run"]) == 4
-    found = diagnose_run("run", words).found
+    found = diagnose_run("run", words).examination
     assert found.loss_scale == scale
     assert any("at the first loss scale" in remark for remark in found.remarks) is (scale != 2**23)
 
 
 def test_the_step_behind_a_checkpoint_is_done_at_the_first_scale_of_another_scaler_too():
     assert main([*TINY, "precision=fp16_dynamic", "train.max_steps=2", "run.name=run"]) == 0
-    assert diagnose_run("run", ("scaler.init_scale=1024",)).found.loss_scale == 1024
+    assert diagnose_run("run", ("scaler.init_scale=1024",)).examination.loss_scale == 1024
 
 
 def test_the_overflow_that_is_found_is_said_to_be_the_one_on_record():
@@ -90,7 +90,7 @@ def test_the_overflow_that_is_found_is_said_to_be_the_one_on_record():
     tensors = [
         name for name, _ in next(one for one in event if one["event"] == "overflow" and one["step"] == 2)["tensors"]
     ]
-    remarks = diagnose_run("run").found.remarks
+    remarks = diagnose_run("run").examination.remarks
     assert remarks[-1] == f"the same gradients overflow as on record: {', '.join(tensors[:3])}" + (
         f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
     )
@@ -98,13 +98,13 @@ def test_the_overflow_that_is_found_is_said_to_be_the_one_on_record():
 
 def test_a_loss_under_other_keys_is_compared_with_the_record():
     assert main([*TINY, "precision=fp16_dynamic", "train.max_steps=3", "run.name=run"]) == 0
-    remarks = diagnose_run("run", ("seed=7",), step=2).found.remarks
+    remarks = diagnose_run("run", ("seed=7",), step=2).examination.remarks
     assert remarks[:2] == (
         "step 2, from the start, and 1 step trained in memory",
         "with seed=7, unlike the run itself; the steps in memory were trained with it too",
     )
     assert remarks[-1].endswith(" now: the configuration was changed")
-    assert diagnose_run("run", step=2).found.remarks[-1] == "the loss equals the recorded loss"
+    assert diagnose_run("run", step=2).examination.remarks[-1] == "the loss equals the recorded loss"
 
 
 @pytest.mark.parametrize("name", ["step.pt", "diagnosis.json"])
@@ -128,7 +128,7 @@ def test_a_failure_that_the_run_went_on_from_is_not_what_is_asked_about():
     state = Path("outputs/run/run.json")
     fields = json.loads(state.read_text())
     state.write_text(json.dumps({**fields, "status": "preempted"}))
-    found = diagnose_run("run").found
+    found = diagnose_run("run").examination
     assert (found.step, found.remarks) == (19, ("step 19, from the checkpoint of step 18",))
 
 
@@ -146,18 +146,18 @@ def test_the_report_of_a_run_that_failed_has_the_hint_of_the_terminal(capsys):
 def test_of_a_run_that_ended_well_the_steps_that_overflowed_unexpectedly_are_named():
     words = (*TINY, "precision=fp16_dynamic", "train.epochs=4", "scaler.init_scale=1024")
     assert main([*words, "inject.step=20", "inject.tensor=input", "run.name=run"]) == 0
-    remarks = diagnose_run("run").found.remarks
+    remarks = diagnose_run("run").examination.remarks
     assert any(
         one == "step 20 overflowed unexpectedly; to examine the first: mptrain diagnose outputs/run --step 20"
         for one in remarks
     )
-    assert not any("unexpectedly" in one for one in diagnose_run("run", step=20).found.remarks)
+    assert not any("unexpectedly" in one for one in diagnose_run("run", step=20).examination.remarks)
 
 
 @pytest.mark.parametrize(("learner", "compared"), [("discriminator", True), ("generator", False)])
 def test_the_step_of_a_later_learner_is_compared_with_none_that_lacks_the_update_before_it(learner, compared):
     words = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static", "scaler.scale=64")
-    found = diagnose_config(compose(words), learner=learner).found
+    found = diagnose_config(compose(words), learner=learner).examination
     assert found.cause == "none"
     assert ("gradients within " in found.verdict) is compared
 
@@ -168,7 +168,7 @@ def test_of_a_run_that_an_exception_ended_the_next_step_is_examined():
     record.write_text(record.read_text().replace('"status": "done"', '"status": "failed"'))
     failure.mkdir()
     (failure / "traceback.txt").write_text("IndexError: index out of range in self")  # of the exception
-    found = diagnose_run("run").found
+    found = diagnose_run("run").examination
     assert "the checkpoint of step" in found.remarks[0]
     (failure / "diagnosis.json").write_text("{")
     with pytest.raises(StorageError):
@@ -185,12 +185,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it():
     words = ("train.epochs=1", "checkpoint.every_steps=1", "checkpoint.keep=6", "run.name=run")
     assert main([*TINY, "precision=fp16_dynamic", *words]) == 0
     damaged = _damage("step-00000006.pt")
-    remarks = diagnose_run("run").found.remarks
+    remarks = diagnose_run("run").examination.remarks
     assert remarks[0] == "step 6, from the checkpoint of step 5"
     assert remarks[1].startswith(f"{damaged} is damaged: ")
     assert remarks[1].endswith("; using the checkpoint before it")
     _damage("step-00000003.pt")
-    remarks = diagnose_run("run", step=4).found.remarks
+    remarks = diagnose_run("run", step=4).examination.remarks
     assert remarks[0] == "step 4, from the checkpoint of step 2, and 1 step trained in memory"
     assert "the loss equals the recorded loss" in remarks
 
@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it():
 def test_a_damaged_checkpoint_of_the_step_that_ended_a_run_gives_way_to_the_one_before_it():
     assert main([*ENDED, "checkpoint.every_steps=1", "run.name=run"]) == 4
     damaged = _damage("step-00000002.pt")
-    remarks = diagnose_run("run").found.remarks
+    remarks = diagnose_run("run").examination.remarks
     assert remarks[1].startswith(f"{damaged} is damaged: ")
     assert remarks[1].endswith("; the weights of step 1 are used")
     assert remarks[2] == "the loss equals the recorded loss"

@@ -44,7 +44,7 @@ def test_both_name_the_module_and_try_evaluation_in_fp32(words):
     assert (found.kind, found.where) == ("evaluation", ("odd.1",))
     assert ("precision.eval=fp32" in found.hint) is not everywhere
     assert ("in FP32 too" in found.what) is everywhere
-    diagnosis = diagnose_config(config).found
+    diagnosis = diagnose_config(config).examination
     assert (diagnosis.cause, diagnosis.module, diagnosis.verdict) == ("evaluation", "odd.1", found.what)
     (remedy,) = diagnosis.remedies
     assert (remedy.words, remedy.helped) == (((), None) if everywhere else (("precision.eval=fp32",), True))
@@ -79,4 +79,4 @@ def test_statistics_that_training_has_yet_to_take_are_no_fault():
     words = (*faulty_networks.INPUTS["raw_columns"], *SMALL)
     report = check_scaling(compose((*words, "precision=amp_dynamic")), lambda _: None)
     assert "evaluation" not in {one.kind for one in report.findings}
-    assert diagnose_config(compose((*words, "precision=amp_dynamic"))).found.cause == "none"
+    assert diagnose_config(compose((*words, "precision=amp_dynamic"))).examination.cause == "none"

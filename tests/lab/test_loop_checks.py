@@ -72,7 +72,7 @@ def test_a_loop_has_the_findings_of_the_command(fault, precision):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_diagnosis_names_the_module_and_operator_that_the_command_names(fault, precision):
     words, model, batch = loop_with(fault)
-    expected = diagnose_config(compose((*words, f"precision={precision}", "scaler=torch"))).found
+    expected = diagnose_config(compose((*words, f"precision={precision}", "scaler=torch"))).examination
     found = mptrain.diagnose(model, loss_of, batch, precision)
     if expected.cause == "none":
         assert (found.findings, found.ok) == ((), True)

@@ -187,7 +187,7 @@ def test_a_counter_in_half_precision_is_a_finding_with_its_module_as_remedy(exam
     (found,) = examined(Counts).findings
     assert (found.kind, found.where) == ("changed", ("odd.steps",))
     assert found.hint.endswith("odd]")
-    result = diagnose_config(compose((*faulty_networks.with_fault("own"), "precision=fp16_dynamic"))).found
+    result = diagnose_config(compose((*faulty_networks.with_fault("own"), "precision=fp16_dynamic"))).examination
     assert any("forward passes change odd.steps in float16" in note for note in result.notes)
     assert [remedy.words[0].endswith("odd]") for remedy in result.remedies if remedy.helped] == [True]
 
@@ -215,7 +215,7 @@ class Rewrites(Stalls):
 def test_an_average_that_no_longer_moves_in_half_precision_is_named_and_a_constant_that_is_written_is_not(examined):
     (found,) = examined(Stalls).findings
     assert (found.kind, found.where) == ("changed", ("odd.mean",))
-    result = diagnose_config(compose((*faulty_networks.with_fault("own"), "precision=fp16_dynamic"))).found
+    result = diagnose_config(compose((*faulty_networks.with_fault("own"), "precision=fp16_dynamic"))).examination
     assert any("forward passes change odd.mean in float16" in note for note in result.notes)
     assert not examined(Rewrites).findings
 

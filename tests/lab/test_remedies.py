@@ -35,7 +35,7 @@ QUICK = ("rms_norm", "sum_by_hand", "clip_in_half", "small_between", "sqrt_at_ze
 
 
 def found_in(*words):
-    return diagnose_config(compose(words)).found
+    return diagnose_config(compose(words)).examination
 
 
 def helping(found):

@@ -24,7 +24,7 @@ HIGH = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216")
 
 def first_remedy(*words):
     config = compose(words)
-    return config, diagnose_config(config).found.remedies[0]
+    return config, diagnose_config(config).examination.remedies[0]
 
 
 def begins_at(config, words, learner="main"):
@@ -33,7 +33,7 @@ def begins_at(config, words, learner="main"):
 
 
 def test_a_scaler_that_comes_down_before_patience_ends_the_run_needs_nothing():
-    found = diagnose_config(compose(HIGH)).found
+    found = diagnose_config(compose(HIGH)).examination
     [remedy] = found.remedies
     assert (remedy.words, remedy.helped) == ((), True)
     assert remedy.text == "no change is needed: steps are skipped until the loss scale has fallen to 2^19, as usual"
@@ -73,7 +73,7 @@ def test_what_needs_nothing_is_a_run_that_goes_on(tmp_path, monkeypatch, patienc
 def test_a_run_that_ended_by_its_patience_did_not_come_down_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([*HIGH, "train.max_consecutive_overflows=2", "run.name=run"]) == 4
-    remedy = diagnose_run("run").found.remedies[0]
+    remedy = diagnose_run("run").examination.remedies[0]
     assert (remedy.words, remedy.helped) == (("scaler.init_scale=131072",), True)
 
 
@@ -92,13 +92,13 @@ def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(
     monkeypatch.chdir(tmp_path)
     words = (*FAINT, "scaler.init_scale=1", "train.max_steps=2")
     assert main([*words, "run.name=run"]) == 0
-    quiet = diagnose_run("run", step=2).found.remedies[0]
+    quiet = diagnose_run("run", step=2).examination.remedies[0]
     assert quiet.helped
     assert quiet.outcome.endswith("mptrain recommend evaluates more steps than this one")
     event = {"event": "overflow", "learner": "main", "step": 1, "loss_scale": 1024.0, "loss": "finite", "tensors": []}
     with Path("outputs/run/events.jsonl").open("a") as file:
         file.write(json.dumps(event) + "\n")
-    remedy = diagnose_run("run", step=2).found.remedies[0]
+    remedy = diagnose_run("run", step=2).examination.remedies[0]
     assert (remedy.words, remedy.helped) == ((), None)
     assert remedy.outcome.startswith("not advised: the run overflowed at 2^10; mptrain recommend")
 
@@ -175,7 +175,7 @@ def test_words_for_one_of_several_learners_move_its_scale_alone(scaler):
 def test_an_injected_fault_is_not_to_be_mended():
     fault = ("inject.step=1", "inject.value=nan", "inject.tensor=activation:3")
     config = compose((*TINY, "precision=fp16_dynamic", *fault))
-    [remedy] = diagnose_config(config).found.remedies
+    [remedy] = diagnose_config(config).examination.remedies
     assert (remedy.words, remedy.helped) == (("inject.step=null", "inject.tensor=null"), True)
     assert remedy.outcome == "the step is finite without it"
 
@@ -183,7 +183,7 @@ def test_an_injected_fault_is_not_to_be_mended():
 @pytest.mark.parametrize("tensor", ["input", "activation:3"])
 def test_an_injected_fault_is_the_cause_that_is_named(tensor):
     fault = ("inject.step=1", "inject.value=inf", f"inject.tensor={tensor}")
-    found = diagnose_config(compose((*TINY, "precision=fp16_static", *fault))).found
+    found = diagnose_config(compose((*TINY, "precision=fp16_static", *fault))).examination
     assert found.verdict.startswith(f"the injected fault is the cause: inf into {tensor}; ")
     assert "in FP32" not in found.verdict
     assert f"this step has an injected fault: inf into {tensor}" in found.remarks
@@ -191,7 +191,7 @@ def test_an_injected_fault_is_the_cause_that_is_named(tensor):
 
 def test_what_goes_wrong_without_the_injected_fault_too_is_mended_without_it():
     fault = ("inject.step=1", "inject.value=1e6", "inject.tensor=activation:3")
-    found = diagnose_config(compose((*HIGH, "train.max_consecutive_overflows=2", *fault))).found
+    found = diagnose_config(compose((*HIGH, "train.max_consecutive_overflows=2", *fault))).examination
     assert found.verdict.startswith("even without the injected fault, only gradients overflow")
     assert found.remedies[0].helped
     assert found.remedies[0].words == ("scaler.init_scale=131072",)
@@ -200,9 +200,9 @@ def test_what_goes_wrong_without_the_injected_fault_too_is_mended_without_it():
 @pytest.mark.long
 def test_in_a_step_that_a_fault_leaves_finite_nothing_is_tried():
     words = (*FAINT, "precision=fp16_noscale")
-    assert diagnose_config(compose(words)).found.remedies
+    assert diagnose_config(compose(words)).examination.remedies
     fault = ("inject.step=1", "inject.value=3", "inject.tensor=activation:0")
-    found = diagnose_config(compose((*words, *fault))).found
+    found = diagnose_config(compose((*words, *fault))).examination
     assert (found.cause, found.remedies) == ("none", ())
     assert "this step has an injected fault: 3.0 into activation:0" in found.remarks
 

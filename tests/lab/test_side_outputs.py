@@ -64,7 +64,7 @@ def test_what_nothing_uses_is_a_note(network, precision, words_of):
     report = check_scaling(config, lambda _: None)
     assert not report.findings
     assert "odd.inner: values are not finite in float16, which changes neither loss nor gradients" in report.notes
-    found = diagnose_config(config).found
+    found = diagnose_config(config).examination
     assert (found.cause, found.also) == ("none", ())
     assert any(note.startswith("exp in odd.inner (Scores) returns inf in float16") for note in found.notes)
 
@@ -74,5 +74,5 @@ def test_what_nothing_uses_is_a_note(network, precision, words_of):
 def test_what_the_loss_depends_on_is_a_fault_although_the_loss_stays_finite(network, words_of):
     config = compose(words_of(network, "precision=fp16_dynamic"))
     assert any(one.where == ("odd.inner",) for one in check_scaling(config, lambda _: None).findings)
-    found = diagnose_config(config).found
+    found = diagnose_config(config).examination
     assert (found.cause, found.module, found.operator) == ("forward", "odd.inner", "exp")

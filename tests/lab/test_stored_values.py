@@ -50,7 +50,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_diagnose_compares_with_the_fp32_values_and_names_the_tensor(fault, words_of):
     make, tensor = FAULTS[fault]
-    found = diagnose_config(compose(words_of(make, *SMALL))).found
+    found = diagnose_config(compose(words_of(make, *SMALL))).examination
     assert (found.cause, found.module, found.operator) == ("forward", "odd", tensor)
     assert f"rounding {tensor} alone makes it" in found.verdict
     [remedy] = found.remedies
@@ -65,9 +65,9 @@ def test_a_run_that_has_trained_is_compared_with_them_too(fault, tmp_path, monke
     words = (*words_of(make, *SMALL), "train.max_steps=3", "scaler.init_scale=256", "run.name=run")
     assert run_in_process(*words, cwd=tmp_path).returncode == 0
     monkeypatch.chdir(tmp_path)
-    found = diagnose_run("run", ["extensions.allow=[faulty_networks]"]).found
+    found = diagnose_run("run", ["extensions.allow=[faulty_networks]"]).examination
     assert (found.step, found.cause, found.module, found.operator) == (4, "forward", "odd", tensor)
-    wide = diagnose_run("run", ["extensions.allow=[faulty_networks]", "precision=fp32"]).found
+    wide = diagnose_run("run", ["extensions.allow=[faulty_networks]", "precision=fp32"]).examination
     assert abs(wide.loss - found.loss) > 1e-4
 
 
@@ -80,7 +80,7 @@ def test_doctor_names_the_tensor_and_no_operator_that_reads_it(fault, words_of):
 
 
 def test_a_constant_that_the_format_holds_well_enough_is_no_fault(words_of):
-    found = diagnose_config(compose(words_of(lambda: Decays(seconds=60.0), *SMALL))).found
+    found = diagnose_config(compose(words_of(lambda: Decays(seconds=60.0), *SMALL))).examination
     assert (found.cause, found.also) == ("none", ()), found.verdict
 
 
@@ -93,7 +93,7 @@ def test_weights_without_master_weights_are_those_of_fp32_until_they_are_trained
     fp32 = parts_of(*words, "precision=fp32")[0].model.state_dict()
     assert all(torch.equal(exact[name], fp32[name]) for name in fp32 if name != "last.weight")
     assert exact["last.weight"] is state["model"]["last.weight"]
-    found = diagnose_config(compose(words)).found
+    found = diagnose_config(compose(words)).examination
     assert (found.cause, found.also) == ("none", ()), found.verdict
 
 

@@ -348,7 +348,7 @@ def test_a_step_gone_wrong_on_another_rank_is_done_again(tmp_path, monkeypatch, 
     assert kept["batch"]["inputs"].shape[0] == 9
     assert kept["batch"]["inputs"].isfinite().all()
     monkeypatch.chdir(tmp_path)
-    found = diagnose_run("last").found
+    found = diagnose_run("last").examination
     assert found.verdict.startswith(f"the injected fault is the cause: nan into {tensor}; ")
     assert "in the run 2 ranks shared its batch; here one process computes all of it" in found.remarks
     assert "the loss equals the recorded loss" in found.remarks
@@ -366,7 +366,7 @@ def test_remedies_of_several_ranks_are_tried_in_micro_batches(tmp_path, monkeypa
         return observe_step(parts, *rest)
 
     monkeypatch.setattr(diagnosis_case, "observe_step", observe)
-    found = diagnose_run("last").found
+    found = diagnose_run("last").examination
     assert "the loss equals the recorded loss" in found.remarks
     assert found.remedies[0].helped
     assert set(tried) == {2}

@@ -13,15 +13,8 @@ from torch import nn
 
 from mptrain.engine.step import train_step
 from mptrain.optimizer import SGD
-from mptrain.precision.apply import (
-    DTYPES,
-    autocast,
-    cast_model,
-    clamp_to_range,
-    input_dtype,
-    kept_modules,
-    set_matmul_precision,
-)
+from mptrain.precision.apply import DTYPES, autocast, cast_model, clamp_to_range, input_dtype, set_matmul_precision
+from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import products
 from mptrain.system.errors import ConfigError

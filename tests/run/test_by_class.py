@@ -33,7 +33,7 @@ def test_the_confusion_matrix_has_every_sample_and_the_accuracy(tmp_path):
     assert found.by_class.not_finite == 0
     shares = [one.probability for one in found.by_class.mistakes]
     assert shares == sorted(shares, reverse=True)
-    assert all(one.true != one.said for one in found.by_class.mistakes)
+    assert all(one.true != one.predicted for one in found.by_class.mistakes)
     with Image.open(io.BytesIO(found.by_class.pictures)) as picture:
         assert picture.size == (960, 462)
 

@@ -114,8 +114,10 @@ def test_a_tracker_runs_nothing_out_of_the_current_folder(shadows, tmp_path):
     assert '"closed"' in (tmp_path / "own.jsonl").read_text()
 
 
-def test_a_job_of_submitit_runs_nothing_out_of_the_current_folder(shadows, tmp_path):
+def test_a_job_of_submitit_runs_nothing_out_of_the_current_folder(shadows, tmp_path, monkeypatch):
     pytest.importorskip("submitit")
+    home = fake_slurm.install(tmp_path / "bin", sys.executable)
+    monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
     composer = Composer()
     (tmp_path / "s").mkdir()
     points = expand((f"seed={jobs.DONE}",), composer.catalogue)
@@ -125,7 +127,7 @@ def test_a_job_of_submitit_runs_nothing_out_of_the_current_folder(shadows, tmp_p
         def __getattr__(self, name):
             return lambda *_: None
 
-    launcher = Launcher(executor="local", at_once=1)
+    launcher = Launcher(at_once=1)
     _, code = run_sweep(sweep, composer, jobs.program(jobs.finish_at_once), Nobody(), launcher=launcher)
     assert code == 0
 
@@ -134,7 +136,7 @@ def test_what_slurm_is_given_runs_nothing_out_of_the_current_folder(shadows, tmp
     pytest.importorskip("submitit")
     home = fake_slurm.install(tmp_path / "bin", sys.executable)
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
-    executor = _executor(Launcher(executor="slurm"), tmp_path / "jobs")
+    executor = _executor(Launcher(), tmp_path / "jobs")
     words = shlex.split(executor._submitit_command_str)
     assert words[-3:-1] == ["-m", "submitit.core._submit"]
     words[-2:] = ["json.tool", "--help"]  # some other module

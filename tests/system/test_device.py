@@ -286,7 +286,7 @@ def test_records_and_batches_take_the_way_of_streams_only_where_there_are_some(m
         with without(streams=there, pinned=there):
             ring = Ring(4, 1, CPU)
             wide = [torch.ones(1, dtype=torch.float64)] * 2
-            ring.record(StepValues(torch.ones(()), *[torch.ones(1)] * 3, wide[0], torch.zeros(1), wide[1]))
+            ring.record(StepValues(torch.ones(()), *[torch.ones(1)] * 3, wide[0], torch.zeros(1), wide[0], wide[1]))
             ring.send()
             assert ring.arrived
             rows.append(ring.take(wait=False))
@@ -301,7 +301,7 @@ def test_a_ring_holds_fp32_where_there_is_no_fp64():
     with without(fp64=False), NoFP64():
         ring = Ring(4, 2, CPU)
         one = torch.ones(1)
-        ring.record(StepValues(torch.tensor(0.1), one, one, one, torch.tensor([float("inf")]), one, torch.ones(2)))
+        ring.record(StepValues(torch.tensor(0.1), one, one, one, torch.tensor([float("inf")]), one, one, torch.ones(2)))
         (row,) = ring.take(wait=True)
     assert (row.loss, row.overflow, row.norms) == (torch.tensor(0.1).item(), True, [1.0, 1.0])
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
-from mptrain.cli.command import Outcome, place, place_of, place_or_last
+from mptrain.cli.command import Outcome, named_folder, named_folder_or_last, run_folder
 from mptrain.cli.messages import say
 from mptrain.config.compose import allow_argument, allowed_packages, command_with, is_allow_override
 from mptrain.lab.pages.diagnosis_page import diagnosis_page
@@ -49,21 +49,21 @@ def diagnose(arguments: Namespace) -> Outcome:
     overrides, step, learner = arguments.overrides, arguments.step, arguments.learner
     run = next(iter(arguments.words), "")
     if run:
-        place = place_of(run, overrides)
+        directory = run_folder(run, overrides)
         from mptrain.lab.diagnosis import diagnose_run
 
-        done = diagnose_run(place, overrides, step, learner)
+        done = diagnose_run(directory, overrides, step, learner)
     else:
         from mptrain.config.compose import compose
         from mptrain.lab.diagnosis import diagnose_config
 
         done = diagnose_config(compose(overrides, config_dirs=arguments.config_dir), step or 1, learner)
     fix = _fix(done, run, overrides)
-    rows, left_out = (done.found.modules, 0) if arguments.all else interesting(done.found.modules)
-    found = replace(done.found, modules=tuple(rows))
+    rows, left_out = (done.examination.modules, 0) if arguments.all else interesting(done.examination.modules)
+    examination = replace(done.examination, modules=tuple(rows))
 
     def show() -> None:
-        _print(found, left_out)
+        _print(examination, left_out)
         if fix is not None:
             _print_fix(fix, is_of_run=done.page is not None)
         if done.page is not None:
@@ -72,14 +72,14 @@ def diagnose(arguments: Namespace) -> Outcome:
     def answer() -> Answer:
         from mptrain.lab.answers import DiagnoseAnswer
 
-        return DiagnoseAnswer(diagnosis=found, modules_left_out=left_out, fix=fix, html=str(done.page or ""))
+        return DiagnoseAnswer(diagnosis=examination, modules_left_out=left_out, fix=fix, html=str(done.page or ""))
 
     return Outcome(EXIT_OK, show, answer)
 
 
 def _fix(done: DiagnosisResult, run: str, overrides: Sequence[str]) -> Fix | None:
     """Return the first remedy that helped and can be written as overrides."""
-    words = next((one.words for one in done.found.remedies if one.helped and one.words), None)
+    words = next((remedy.words for remedy in done.examination.remedies if remedy.helped and remedy.words), None)
     if words is None:
         return None
     packages = allowed_packages(overrides)
@@ -87,7 +87,9 @@ def _fix(done: DiagnosisResult, run: str, overrides: Sequence[str]) -> Fix | Non
         return Fix((*words, *shlex.split(allow_argument(packages))))
     keys = [word for word in overrides if not is_allow_override(word)]
     if not done.steps_left:
-        why = "its weights have diverged" if done.found.cause == "updates" else "the run has no steps left to train"
+        why = (
+            "its weights have diverged" if done.examination.cause == "updates" else "the run has no steps left to train"
+        )
         return Fix((*keys, *words, *shlex.split(allow_argument(packages))), why_not=why)
     resume = f"mptrain resume {shlex.quote(run)}"
     follows = f"{resume} scaler=dynamic" if words[0].startswith("scaler.scale=") else ""
@@ -108,10 +110,12 @@ def _print_fix(fix: Fix, *, is_of_run: bool) -> None:
         say(f"to let the scale follow later gradients: {fix.dynamic_command}")
 
 
-def _print(found: Examination, left_out: int) -> None:
-    page = diagnosis_page(found)
+def _print(examination: Examination, left_out: int) -> None:
+    page = diagnosis_page(examination)
     *sections, _ = page.sections  # a terminal cannot unfold the operators in the last one
-    operators = (Text(summary(found.operators)), operator_table(found.operators)) if found.operators else ()
+    operators = (
+        (Text(summary(examination.operators)), operator_table(examination.operators)) if examination.operators else ()
+    )
     more = Text(f"{left_out} modules not shown; --all shows them") if left_out else None
     print_blocks(Text(page.lead, page.status.tone), *sections, more, section("Operator dtypes", *operators))
 
@@ -166,14 +170,14 @@ def recommend_scale(arguments: Namespace) -> Outcome:
         StorageError: The run has no histograms, the sweep has no static scales, or a folder cannot be read or written.
     """
     (run,), sweep = arguments.words, arguments.sweep
-    found = recommend(place_or_last(run), place(sweep) if sweep else None)
-    written = write_forecast(found)
-    known = all(forecast.is_answered for forecast in found.forecasts.values())
+    recommendation = recommend(named_folder_or_last(run), named_folder(sweep) if sweep else None)
+    written = write_forecast(recommendation)
+    known = all(forecast.is_answered for forecast in recommendation.forecasts.values())
 
     def data() -> Answer:
         from mptrain.lab.answers import RecommendAnswer
 
-        return RecommendAnswer.written(found, written)
+        return RecommendAnswer.written(recommendation, written)
 
     return Outcome(EXIT_OK if known else EXIT_DATA, lambda: _show(written), data)
 
@@ -206,7 +210,7 @@ def write_replay(replay: Replay) -> ReportFiles:
     return write_page(replay_page(replay), replay.root, replay.root / f"{name}.html", replay.root / f"{name}.md")
 
 
-def write_forecast(found: Recommendation) -> ReportFiles:
+def write_forecast(recommendation: Recommendation) -> ReportFiles:
     """Write the report of recommended loss scales into the run directory: ``forecast.html`` and ``forecast.md``."""
-    paths = found.opened.run.paths
-    return write_page(forecast_page(found), paths.root, paths.forecast_html, paths.forecast_md)
+    paths = recommendation.opened.run.paths
+    return write_page(forecast_page(recommendation), paths.root, paths.forecast_html, paths.forecast_md)

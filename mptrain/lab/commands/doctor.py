@@ -121,10 +121,10 @@ def _devices() -> list[Device]:
         f"{cores} core{'s' * (cores != 1)}, {used} thread{'s' * (used != 1)}, {torch.backends.cpu.get_cpu_capability()}"
     )
     text = f"{_cpu_name()}, {threads}; arithmetic: {halves}"
-    found = [Device("cpu", text, _modes(torch.device("cpu")))]
+    cpu = [Device("cpu", text, _modes(torch.device("cpu")))]
     kind = "cuda" if devices.count_of("cuda") else devices.other_accelerator()
     names = [f"{kind}:{index}" for index in range(devices.count_of(kind))] if kind else []
-    return found + [Device(name, _accelerator(one := torch.device(name)), _modes(one)) for name in names]
+    return cpu + [Device(name, _accelerator(device := torch.device(name)), _modes(device)) for name in names]
 
 
 def _accelerator(device: torch.device) -> str:
@@ -175,13 +175,13 @@ def _modes(device: torch.device) -> dict[str, Mode]:
 
 def _print_modes(device: Device) -> None:
     """Print the support of each precision mode by a device, grouping modes with the same result."""
-    said: dict[Mode, list[str]] = {}
+    names_by_mode: dict[Mode, list[str]] = {}
     for name, mode in device.modes.items():
-        said.setdefault(mode, []).append(name)
+        names_by_mode.setdefault(mode, []).append(name)
     order = ("supported", "supported, slower", "unsupported")
     rows = [
         (mode.verdict, f"{', '.join(names)} ({'; '.join(filter(None, (mode.reason, mode.advice)))})")
-        for mode, names in said.items()
+        for mode, names in names_by_mode.items()
     ]
     print_rows(f"precision on {device.name}", sorted(rows, key=lambda row: order.index(row[0])))
 

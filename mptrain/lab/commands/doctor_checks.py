@@ -91,21 +91,21 @@ def data_findings(config: Config, report: DataReport) -> tuple[str, Facts]:
     left_out = f", {len(report.skipped):,} skipped" if report.skipped else ""
     of = f" of {report.files:,}, evenly spaced" if report.read < report.files else ""
     read = f"; {report.read:,} files read{of}" if report.files else ""
-    said: list[tuple[str, str]] = []
-    for hint in dict.fromkeys(report.hints.get(place, _SKIPPABLE) for place in report.stopping):
-        those = [one for one in report.stopping.items() if report.hints.get(one[0], _SKIPPABLE) == hint]
-        said += [*_each("found", those), ("hint", hint)]
-    if leaks := [_same("splits", one.splits, one.names) for one in report.copies if one.leak]:
+    rows: list[tuple[str, str]] = []
+    for hint in dict.fromkeys(report.hints.get(name, _SKIPPABLE) for name in report.stopping):
+        those = [problem for problem in report.stopping.items() if report.hints.get(problem[0], _SKIPPABLE) == hint]
+        rows += [*_each("found", those), ("hint", hint)]
+    if leaks := [_same("splits", group.splits, group.names) for group in report.copies if group.leak]:
         hint = "remove all but one: an evaluation on training samples looks better than it is"
-        said += [*_each("found", leaks), ("hint", hint)]
-    if conflicts := [_same("classes", one.labels, one.names) for one in report.copies if one.conflict]:
-        said += [*_each("found", conflicts), ("hint", "remove those in the wrong class")]
-    said += _each("note", ((place, f"skipped: {reason}") for place, reason in report.skipped.items()))
+        rows += [*_each("found", leaks), ("hint", hint)]
+    if conflicts := [_same("classes", group.labels, group.names) for group in report.copies if group.conflict]:
+        rows += [*_each("found", conflicts), ("hint", "remove those in the wrong class")]
+    rows += _each("note", ((name, f"skipped: {reason}") for name, reason in report.skipped.items()))
     remarks: list[tuple[str, Sequence[str]]] = [*by_remark(report.remarks).items()]
-    remarks += [("same pixels", one.names) for one in report.copies if not one.leak and not one.conflict]
-    said += _each("note", ((remark, _counted(places)) for remark, places in remarks))
-    said += [("note", sentence) for sentence in (*report.warnings, *_lacking(report))]
-    return f"{config.chosen.get('dataset', config.dataset.path)}: {wrong}{left_out}{read}", facts(*said)
+    remarks += [("same pixels", group.names) for group in report.copies if not group.leak and not group.conflict]
+    rows += _each("note", ((remark, _counted(names)) for remark, names in remarks))
+    rows += [("note", sentence) for sentence in (*report.warnings, *_lacking(report))]
+    return f"{config.chosen.get('dataset', config.dataset.path)}: {wrong}{left_out}{read}", facts(*rows)
 
 
 def survey_tables(report: DataReport) -> list[Table]:
@@ -152,13 +152,13 @@ def class_counts(report: DataReport) -> dict[str, list[int]]:
 
 def _lacking(report: DataReport) -> list[str]:
     """Return a sentence for each split without samples of some classes; of the classes in training, if not of train."""
-    said, known = [], set[str]()
+    sentences, known = [], set[str]()
     for part, numbers in class_counts(report).items():
         names = [name for name, number in zip(report.labels, numbers, strict=True) if not number and name not in known]
         if names:
-            said.append(f"classes without samples in {part}: {listed(names, FILES_NAMED)}")
+            sentences.append(f"classes without samples in {part}: {listed(names, FILES_NAMED)}")
         known.update(names if part == "train" else ())
-    return said
+    return sentences
 
 
 def _span(values: Tensor | None) -> str:
@@ -174,8 +174,8 @@ def _same(what: str, where: Sequence[str], names: Sequence[str]) -> tuple[str, s
 
 
 def _each(head: str, problems: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    said = [(head, f"{place}: {reason}") for place, reason in problems]
-    return [*said[:PROBLEMS], (head, f"{len(said) - PROBLEMS:,} more")] if len(said) > PROBLEMS else said
+    rows = [(head, f"{name}: {reason}") for name, reason in problems]
+    return [*rows[:PROBLEMS], (head, f"{len(rows) - PROBLEMS:,} more")] if len(rows) > PROBLEMS else rows
 
 
 def _counted(names: Sequence[str]) -> str:
@@ -247,10 +247,10 @@ def scale_table(modules: Sequence[ModuleScaling]) -> Table:
     """
     rows = []
     for name, members in _grouped(modules).items():
-        worst = max(members, key=lambda one: one.best if one.judged else 0.0)
-        good = sorted(set.intersection(*(set(one.good) for one in members)))
+        worst = max(members, key=lambda module: module.best if module.judged else 0.0)
+        good = sorted(set.intersection(*(set(module.good) for module in members)))
         shown = f"{name} ({len(members)})" if len(members) > 1 else name or "(model)"
-        fp32, forward = max(one.fp32 for one in members), max(one.expected for one in members)
+        fp32, forward = max(module.fp32 for module in members), max(module.expected for module in members)
         scales = powers(good) if worst.judged else UNKNOWN
         rows.append((shown, f"{fp32:.0e}", error_share(forward), error_share(worst.best), scales, _note(members)))
     return table(("module", "FP32", "forward", "backward", "scales", "note"), rows, numeric=(1, 2, 3))
@@ -272,13 +272,13 @@ def _grouped(modules: Sequence[ModuleScaling]) -> dict[str, list[ModuleScaling]]
 def _note(members: Sequence[ModuleScaling]) -> str:
     """Return a short remark on the most serious problem of the modules; empty for none."""
     remarks = {
-        "inaccurate in FP32": any(one.ill_conditioned for one in members),
-        "not proportional": any(not one.in_proportion for one in members),
-        "never finite": any(one.judged and not one.finite for one in members),
-        "error too large": any(one.wrong and one.best > one.allowed_loss for one in members),
-        "inexact": any(one.wrong for one in members),
-        "drifts": any(one.drifts for one in members),
-        "zero up to rounding": all(one.nothing for one in members),
+        "inaccurate in FP32": any(module.ill_conditioned for module in members),
+        "not proportional": any(not module.in_proportion for module in members),
+        "never finite": any(module.judged and not module.finite for module in members),
+        "error too large": any(module.wrong and module.best > module.allowed_loss for module in members),
+        "inexact": any(module.wrong for module in members),
+        "drifts": any(module.drifts for module in members),
+        "zero up to rounding": all(module.nothing for module in members),
     }
     return next((words for words, holds in remarks.items() if holds), "")
 

@@ -87,15 +87,15 @@ def find_rate(arguments: Namespace) -> int:
         root = roots[0]
     run = read_run(root)
     steps = list(run.steps())
-    found = read_range_test(step for step in steps if step.learner == steps[0].learner)
+    range_test = read_range_test(step for step in steps if step.learner == steps[0].learner)
     kept = [word for word in arguments.overrides if not word.lstrip("+~").startswith(_OF_TEST)]
     kept += [word for folder in arguments.config_dir for word in ("--config-dir", folder)]
     kept += ["--config-name", arguments.config_name] if arguments.config_name != "train" else []
-    command = shlex.join(["mptrain", *kept, f"optimizer.lr={found.suggested:g}"])
+    command = shlex.join(["mptrain", *kept, f"optimizer.lr={range_test.suggested:g}"])
     written = write_page(
-        range_test_page(root.name, found, command), root, root / "range-test.html", root / "range-test.md"
+        range_test_page(root.name, range_test, command), root, root / "range-test.html", root / "range-test.md"
     )
-    print_blocks(*result_blocks(found, command))
+    print_blocks(*result_blocks(range_test, command))
     say(f"\n{written.html}")
     return EXIT_OK
 
@@ -132,7 +132,7 @@ def largest_batch(config: Config) -> LargestBatch:
     if half.samples // accumulate == batch.samples // accumulate:
         what = f"the batch of {batch.samples} samples is too small to see what each of them needs"
         raise ConfigError(what, f"set train.batch_size={max(8, 4 * accumulate)} or more")
-    whole, less = (rehearse(parts, parts.prepare(one)).memory["activations"] for one in (batch, half))
+    whole, less = (rehearse(parts, parts.prepare(trial_batch)).memory["activations"] for trial_batch in (batch, half))
     for learner in parts.learners:  # after which every optimizer has its state
         train_step(learner, parts.model, parts.prepare(batch), parts.plan)
     each = (whole - less) / (batch.samples - half.samples)
@@ -140,12 +140,12 @@ def largest_batch(config: Config) -> LargestBatch:
     device, available = parts.device, len(parts.loaders["train"].split)
     memory = total_memory(device)
     counted = max(0, int((memory - fixed) / each)) if each > 0 else 0
-    found = LargestBatch(counted, fixed, each, memory, tried=False)
+    largest = LargestBatch(counted, fixed, each, memory, tried=False)
     if device.type != "cuda":
-        return found
+        return largest
     del parts, batch, half
     samples = largest_that_fits(lambda size: _fits(config, size), max(1, counted), available)
-    return replace(found, samples=samples, tried=True, all_samples=samples == available)
+    return replace(largest, samples=samples, tried=True, all_samples=samples == available)
 
 
 def largest_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:

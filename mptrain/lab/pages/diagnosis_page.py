@@ -50,7 +50,7 @@ NOT_FINITE: Final = "first not finite"
 NEAR: Final = 0.25
 
 
-def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ()) -> Path:
+def write_diagnosis(folder: Path, examined: Examination, words: Sequence[str] = ()) -> Path:
     """Write the report of an examined step to a folder as JSON, Markdown and HTML, and return the path of the latter.
 
     ``words`` are the overrides that differ from those of the run. Earlier files of the same step and
@@ -58,35 +58,37 @@ def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ())
     """
     with storage_errors(folder, "create"):
         folder.mkdir(exist_ok=True)
-    page = diagnosis_page(found)
-    stem = file_stem(found, words)
-    write_examination(folder / f"{stem}.json", found)
+    page = diagnosis_page(examined)
+    stem = file_stem(examined, words)
+    write_examination(folder / f"{stem}.json", examined)
     shown = folder / f"{stem}.html"
     write_together({folder / f"{stem}.md": markdown_page(page, "figures"), shown: html(page)}, durable=False)
     return shown
 
 
-def diagnosis_page(found: Examination) -> Page:
+def diagnosis_page(examined: Examination) -> Page:
     """Return the report of an examined training step: its cause of failure, values of all modules, remedies.
 
     Its last section is on operators.
     """
-    overflows = found.cause == "backward" and any(row.breaks and breaking(row) == NOT_FINITE for row in found.modules)
-    as_usual = overflows and any(one.helped and not one.words for one in found.remedies)
-    tone: Tone = "good" if found.cause == "none" or as_usual else "bad"
-    failed = "skipped, as usual" if as_usual else f"fails in {NAMES[found.cause]}"
+    overflows = examined.cause == "backward" and any(
+        row.breaks and breaking(row) == NOT_FINITE for row in examined.modules
+    )
+    as_usual = overflows and any(remedy.helped and not remedy.words for remedy in examined.remedies)
+    tone: Tone = "good" if examined.cause == "none" or as_usual else "bad"
+    failed = "skipped, as usual" if as_usual else f"fails in {NAMES[examined.cause]}"
     return Page(
         over="mptrain step diagnosis",
-        title=found.subject,
-        status=Cell("finite" if found.cause == "none" else failed, tone),
-        lead=f"{_as_sentence(found.verdict, found.operator)}{f' {_FINITE}.' if found.cause == 'none' else ''}",
+        title=examined.subject,
+        status=Cell("finite" if examined.cause == "none" else failed, tone),
+        lead=f"{_as_sentence(examined.verdict, examined.operator)}{f' {_FINITE}.' if examined.cause == 'none' else ''}",
         sections=(
-            section("Step", Tiles(_tiles(found)), Bullets(found.remarks)),
-            section("Other problems", Bullets(tuple(one.sentence for one in found.also), "bad")),
-            section("Notes", Bullets(found.notes, "warn")),
-            section("Fixes tested", _remedies(found.remedies), Text(_TESTED) if found.remedies else None),
-            section("Values by module", _modules(found.modules)),
-            section("Operator dtypes", *operator_blocks(found.operators)),
+            section("Step", Tiles(_tiles(examined)), Bullets(examined.remarks)),
+            section("Other problems", Bullets(tuple(cause.sentence for cause in examined.also), "bad")),
+            section("Notes", Bullets(examined.notes, "warn")),
+            section("Fixes tested", _remedies(examined.remedies), Text(_TESTED) if examined.remedies else None),
+            section("Values by module", _modules(examined.modules)),
+            section("Operator dtypes", *operator_blocks(examined.operators)),
         ),
     )
 
@@ -103,21 +105,21 @@ def breaking(row: ModuleRow) -> str:
     return "wrong values" if reach is not None and not reach.inf and not reach.nan else NOT_FINITE
 
 
-def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:
+def _tiles(examined: Examination) -> tuple[tuple[str, str, str], ...]:
     return (
-        ("step", f"{found.step:,}", "" if found.learner == "main" else f"of the {found.learner}"),
-        ("loss", number(found.loss), "unscaled"),
-        ("loss scale", scale(found.loss_scale), ""),
-        ("precision", found.precision, f"on {found.device}"),
+        ("step", f"{examined.step:,}", "" if examined.learner == "main" else f"of the {examined.learner}"),
+        ("loss", number(examined.loss), "unscaled"),
+        ("loss scale", scale(examined.loss_scale), ""),
+        ("precision", examined.precision, f"on {examined.device}"),
     )
 
 
 def _remedies(remedies: Sequence[Remedy]) -> Facts:
     outcomes = {True: "helps", False: "no help", None: "not checked"}
     rows = []
-    for one in remedies:
-        words = f" ({' '.join(one.words)})" if one.words else ""
-        rows.append((outcomes[one.helped], f"{one.text}{words}: {one.outcome}"))
+    for remedy in remedies:
+        words = f" ({' '.join(remedy.words)})" if remedy.words else ""
+        rows.append((outcomes[remedy.helped], f"{remedy.text}{words}: {remedy.outcome}"))
     return facts(*rows)
 
 

@@ -85,10 +85,10 @@ class Recommendation:
     @property
     def unlike(self) -> str:
         """Warning that names the configuration keys in which the sweep differs from this run; empty if it does not."""
-        found = differences(self.measured, self.opened.run.config) if self.measured else {}
-        if not found:
+        differing = differences(self.measured, self.opened.run.config) if self.measured else {}
+        if not differing:
             return ""
-        ordered = sorted(found.items(), key=_weight)
+        ordered = sorted(differing.items(), key=_weight)
         named = [f"{key} is {own} in the run, {theirs} in the sweep" for key, (own, theirs) in ordered]
         return (
             "The sweep's configuration differs from this run, so its measurements may not apply: "
@@ -106,8 +106,8 @@ class Recommendation:
     def __str__(self) -> str:
         """Return the recommendation of each learner with its reasons, and the notes, as lines of text."""
         pairs = zip(self.sentences(), self.forecasts, strict=True)
-        said = [line for sentence, name in pairs for line in (sentence, *(f"  {why}" for why in self.reasons(name)))]
-        return "\n".join([*said, *(f"note: {one}" for one in self.notes)])
+        lines = [line for sentence, name in pairs for line in (sentence, *(f"  {why}" for why in self.reasons(name)))]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def reasons(self, learner: str) -> list[str]:
         """Return the reasons for the loss scale recommended for a learner, as sentences."""
@@ -138,25 +138,25 @@ def recommend(path: str | Path, sweep: str | Path | None = None) -> Recommendati
     notes = [unfinished_note(opened.dead)] if running else []
     notes += [opened.history.not_finite_elsewhere] if opened.history.not_finite_elsewhere else []
     damages: list[str] = []
-    found = read_histograms(opened.run, damages)
-    if not found:
+    histograms = read_histograms(opened.run, damages)
+    if not histograms:
         again = "restore the file from a backup, or train again" if damages else "train it"
         hint = f"{again} with {histogram_words(opened.settings)}"
         raise StorageError(f"{path} has no histograms{': ' + damages[0] if damages else ''}", hint)
-    return Recommendation(opened, forecasts(opened.run, found), measured, sweep, (*notes, *damages))
+    return Recommendation(opened, forecasts(opened.run, histograms), measured, sweep, (*notes, *damages))
 
 
-def forecast_page(found: Recommendation) -> Page:
+def forecast_page(recommended: Recommendation) -> Page:
     """Return the report of the static loss scales recommended for a run; its last section is the run."""
-    opened = found.opened
+    opened = recommended.opened
     return Page(
         over="mptrain recommended loss scale",
         title=opened.title(),
         status=Cell(""),
-        lead=" ".join(found.sentences()),
+        lead=" ".join(recommended.sentences()),
         sections=(
-            *(_learner(found, name) for name in found.forecasts),
-            section("Notes", Bullets(found.notes, "warn")),
+            *(_learner(recommended, name) for name in recommended.forecasts),
+            section("Notes", Bullets(recommended.notes, "warn")),
             section("Run", environment(opened.run, opened.settings), *commands(opened.run)),
         ),
     )
@@ -167,17 +167,17 @@ def _weight(difference: tuple[str, tuple[str, str]]) -> int:
     return _FIRST.index(section_of) if section_of in _FIRST else len(_FIRST)
 
 
-def _learner(found: Recommendation, name: str) -> Section:
-    several = len(found.forecasts) > 1
+def _learner(recommended: Recommendation, name: str) -> Section:
+    several = len(recommended.forecasts) > 1
     figure = f"forecast-{name}" if several else "forecast"
     whose = f", {name}" if several else ""
-    shown = forecast_plot(figure, found.forecasts[name], whose, found.measured)
+    shown = forecast_plot(figure, recommended.forecasts[name], whose, recommended.measured)
     return section(
         f"Static scales for {name}" if several else "Static scales",
-        Bullets(tuple(found.reasons(name))),
+        Bullets(tuple(recommended.reasons(name))),
         plots(shown),
-        found.table(name),
-        Text(found.unlike, "warn") if found.unlike else None,
+        recommended.table(name),
+        Text(recommended.unlike, "warn") if recommended.unlike else None,
     )
 
 
@@ -322,7 +322,7 @@ _LONGEST: Final = 80
 def replay_page(replay: Replay) -> Page:
     """Return the report of a loss-scaling rule that was replayed on a run; its last section is the command."""
     several = len(replay.learners) > 1
-    lead = "; ".join(f"{f'{one.name}: ' if several else ''}{_in_short(one)}" for one in replay.learners)
+    lead = "; ".join(f"{f'{learner.name}: ' if several else ''}{_in_short(learner)}" for learner in replay.learners)
     return Page(
         over="mptrain replay of a loss scaling rule",
         title=f"{replay.scaler} on {replay.root.name}",
@@ -370,13 +370,13 @@ def _facts(replay: Replay) -> Facts:
     rows = []
     for learner in replay.learners:
         of = f" ({learner.name})" if len(replay.learners) > 1 else ""
-        said = {
+        texts = {
             "recorded": learner.recorded_rule,
             "replayed": learner.rule,
             "found": learner.agreement() if learner.parted is not None else "",
             "known": learner.basis(),
         }
-        rows += [(f"{head}{of}", text) for head, text in said.items()]
+        rows += [(f"{head}{of}", text) for head, text in texts.items()]
     return facts(*rows)
 
 
@@ -440,13 +440,13 @@ def _plot(replay: Replay) -> Plot:
             power_of_two_y_axis(axes)
             if len(learners) > 1:
                 axes.set_title(elided(learner.name, 40))
-        ends = [one.recorded.scales.extremes()[0][-1] for one in learners if len(one.recorded.scales)]
+        ends = [learner.recorded.scales.extremes()[0][-1] for learner in learners if len(learner.recorded.scales)]
         step_axis(grid[-1], max(ends, default=1))
         figure.label(_NAMES[0], **_RECORDED)
         figure.label(_NAMES[1], **_REPLAYED)
-        if any(len(one.recorded.marks) for one in learners):
+        if any(len(learner.recorded.marks) for learner in learners):
             figure.label("overflow, recorded", **_NO_LINE, **_MARKS[0])
-        if any(len(one.replayed.marks) for one in learners):
+        if any(len(learner.replayed.marks) for learner in learners):
             figure.label("overflow, replayed", **_NO_LINE, **_MARKS[1])
     caption = "Recorded and replayed loss scales over steps. Marks show recorded and replayed overflows."
     drawn = [course for learner in learners for course in (learner.recorded, learner.replayed)]

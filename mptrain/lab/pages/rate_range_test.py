@@ -69,7 +69,7 @@ def read_range_test(steps: Iterable[StepRecord]) -> RangeTest:
             "choose a smaller optimizer.lr, or more train.max_steps",
         )
     best = min(range(_BEGIN, len(means)), key=means.__getitem__)
-    falls = [one - other for one, other in pairwise(means[: best + 1])]
+    falls = [earlier - other for earlier, other in pairwise(means[: best + 1])]
     if best == _BEGIN or means[best] > 0.99 * means[0]:
         raise DataError(
             f"the loss did not fall at any rate from {rates[0]:.1e} to {rates[-1]:.1e}",
@@ -81,26 +81,26 @@ def read_range_test(steps: Iterable[StepRecord]) -> RangeTest:
     return RangeTest(tuple(rates), tuple(losses), tuple(means), rates[best], rates[steepest], exploded)
 
 
-def range_test_page(title: str, found: RangeTest, command: str) -> Page:
+def range_test_page(title: str, range_test: RangeTest, command: str) -> Page:
     """Return the page of a range test; ``command`` trains with the suggested rate."""
     return Page(
         over="mptrain learning rate range test",
         title=title,
         status=Cell(""),
-        lead=f"Suggested learning rate: {found.suggested:g}.",
-        sections=(section("Rates", _figure(found), *result_blocks(found, command)),),
+        lead=f"Suggested learning rate: {range_test.suggested:g}.",
+        sections=(section("Rates", _figure(range_test), *result_blocks(range_test, command)),),
     )
 
 
-def result_blocks(found: RangeTest, command: str) -> list[Block]:
+def result_blocks(range_test: RangeTest, command: str) -> list[Block]:
     """Return the rates that were found, and what they are worth."""
-    tried = f"{len(found.rates):,} updates, from {found.rates[0]:.2g} to {found.rates[-1]:.2g}"
-    explodes = f"{found.explodes:.2g}" if found.explodes is not None else "at no rate that was tried"
+    tried = f"{len(range_test.rates):,} updates, from {range_test.rates[0]:.2g} to {range_test.rates[-1]:.2g}"
+    explodes = f"{range_test.explodes:.2g}" if range_test.explodes is not None else "at no rate that was tried"
     return [
         facts(
-            ("suggested", f"{found.suggested:g}, a tenth of that of the lowest loss"),
-            ("lowest loss", f"at {found.lowest:.2g}: {number(min(found.means[_BEGIN:]))}, moving mean"),
-            ("falls fastest", f"at {found.steepest:.2g}"),
+            ("suggested", f"{range_test.suggested:g}, a tenth of that of the lowest loss"),
+            ("lowest loss", f"at {range_test.lowest:.2g}: {number(min(range_test.means[_BEGIN:]))}, moving mean"),
+            ("falls fastest", f"at {range_test.steepest:.2g}"),
             ("explodes", explodes),
             ("tried", tried),
         ),
@@ -109,18 +109,18 @@ def result_blocks(found: RangeTest, command: str) -> list[Block]:
     ]
 
 
-def _figure(found: RangeTest) -> Block:
+def _figure(range_test: RangeTest) -> Block:
     with plotting.drawing("range-test", 2.9) as figure:
         (axes,) = figure.panels()
-        axes.plot(found.rates, found.losses, color=plotting.GREY, alpha=0.4, linewidth=0.8)
-        axes.plot(found.rates, found.means, color=plotting.SERIES[0])
-        top = 1.3 * max(found.means[0], min(found.means))
-        axes.set_ylim(min(0.0, 1.1 * min(found.means)), top)
+        axes.plot(range_test.rates, range_test.losses, color=plotting.GREY, alpha=0.4, linewidth=0.8)
+        axes.plot(range_test.rates, range_test.means, color=plotting.SERIES[0])
+        top = 1.3 * max(range_test.means[0], min(range_test.means))
+        axes.set_ylim(min(0.0, 1.1 * min(range_test.means)), top)
         axes.set_xscale("log")
-        decades = range(math.ceil(math.log10(found.rates[0])), math.floor(math.log10(found.rates[-1])) + 1)
-        plotting.ticks_at(axes.xaxis, [10.0**one for one in decades], lambda rate: f"{rate:g}")
+        decades = range(math.ceil(math.log10(range_test.rates[0])), math.floor(math.log10(range_test.rates[-1])) + 1)
+        plotting.ticks_at(axes.xaxis, [10.0**exponent for exponent in decades], lambda rate: f"{rate:g}")
         axes.minorticks_off()
-        axes.axvline(found.suggested, color=plotting.SERIES[2], linestyle="--")
+        axes.axvline(range_test.suggested, color=plotting.SERIES[2], linestyle="--")
         figure.label("loss", color=plotting.GREY, alpha=0.4)
         figure.label("moving mean", color=plotting.SERIES[0])
         figure.label("suggested rate", color=plotting.SERIES[2], linestyle="--")

@@ -132,7 +132,7 @@ def require_same_weights(digest: str, comm: Communicator) -> None:
     """Check that all ranks have the same digest of initial weights; raise EnvironmentRefused if two differ."""
     digests = comm.all_gather_object(digest)
     if len(set(digests)) > 1:
-        other = next(rank for rank, one in enumerate(digests) if one != digests[0])
+        other = next(rank for rank, rank_digest in enumerate(digests) if rank_digest != digests[0])
         raise EnvironmentRefused(
             f"ranks 0 and {other} have different initial weights",
             "use the same versions of all packages, and the same weights file, on all machines",
@@ -238,17 +238,17 @@ def sharing_memory(model: nn.Module) -> list[tuple[str, nn.Parameter, str, nn.Pa
     """Return the pairs of parameters, with their names, that are different objects and have elements in common."""
     pairs = []
     held: dict[int, list[tuple[str, nn.Parameter]]] = {}
-    for name, one in model.named_parameters():
-        others = held.setdefault(storage_key(one.untyped_storage()), [])
-        pairs += [(first, other, name, one) for first, other in others if _overlap(one, other)]
-        others.append((name, one))
+    for name, parameter in model.named_parameters():
+        others = held.setdefault(storage_key(parameter.untyped_storage()), [])
+        pairs += [(first, other, name, parameter) for first, other in others if _overlap(parameter, other)]
+        others.append((name, parameter))
     return pairs
 
 
 def require_still_shared(pairs: list[tuple[str, nn.Parameter, str, nn.Parameter]], *, sharded: bool) -> None:
     """Refuse pairs of `sharing_memory` that a cast, a device or shards have given memory of their own."""
-    for first, other, name, one in pairs:
-        keys = {storage_key(parameter.untyped_storage()) for parameter in (other, one)}
+    for first, other, name, tensor in pairs:
+        keys = {storage_key(parameter.untyped_storage()) for parameter in (other, tensor)}
         if sharded or len(keys) > 1:
             raise ConfigError(
                 f"the parameters {first} and {name} share memory without being the same parameter, and training here "
@@ -257,11 +257,11 @@ def require_still_shared(pairs: list[tuple[str, nn.Parameter, str, nn.Parameter]
             )
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _overlap(first: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors in the same memory have elements in common."""
-    places = torch.zeros(one.untyped_storage().nbytes() // one.itemsize, dtype=torch.bool)
-    for each in (one, other):
-        own = places.as_strided(
+    occupied = torch.zeros(first.untyped_storage().nbytes() // first.itemsize, dtype=torch.bool)
+    for each in (first, other):
+        own = occupied.as_strided(
             [1 if s == 0 else n for s, n in zip(each.stride(), each.shape, strict=True)],
             each.stride(),
             each.storage_offset(),

@@ -18,12 +18,12 @@ from mptrain.config.targets import Target
 from mptrain.config.value_checks import first_line, show
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.checkpointing import require_same_schema
-from mptrain.engine.evaluate import require_monitored
 from mptrain.engine.fault_injection import Injection
 from mptrain.engine.fingerprints import StartFingerprints, digest_of_weights
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.resources import keep_freed_memory, memory_in_use
 from mptrain.engine.step import Learner, Plan
+from mptrain.engine.validation import require_monitored
 from mptrain.engine.weights_io import has_averages, load_matching, plain_weights, read_weights
 from mptrain.optimizer.parameter_groups import ParameterGroup, freeze, layer_factors, parameter_options, require_matches
 from mptrain.optimizer.rules import ParameterOptions, Rule
@@ -182,15 +182,15 @@ def refuse_shared(model: nn.Module, objectives: tuple[Objective, ...]) -> None:
 
 
 def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[str, nn.Parameter]:
-    found = {name: parameter for name, parameter in model.named_parameters() if _is_in(name, objective.modules)}
-    if not found:
+    trained = {name: parameter for name, parameter in model.named_parameters() if _is_in(name, objective.modules)}
+    if not trained:
         children = ", ".join(name for name, _ in model.named_children()) or "none"
         raise ConfigError(
             f"the learner {objective.learner} trains {', '.join(objective.modules)}, but {config.model.path} has only "
             f"the modules {children}",
             "choose a model that works with this task, or choose only a model, and its file sets a task for it",
         )
-    return found
+    return trained
 
 
 def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:
@@ -322,19 +322,19 @@ def load_initial_weights(model: nn.Module, path: Path | None) -> tuple[tuple[str
         if loaded is None:
             raise CheckpointError(f"model.weights={path} is a run without a checkpoint", "choose another run")
         require_same_schema(loaded.state)
-        found = plain_weights(loaded.state, average=True)
+        weights = plain_weights(loaded.state, average=True)
         averaged = ", averaged" if has_averages(loaded.state) else ""
         source = f"{path} (step {loaded.manifest.step:,}{averaged})"
     else:
-        found, source = read_weights(path), str(path)
+        weights, source = read_weights(path), str(path)
     fit: Fit | None = getattr(model, FIT, None)
-    return _load(model, found if fit is None else fit(model, found), source)
+    return _load(model, weights if fit is None else fit(model, weights), source)
 
 
-def _load(model: nn.Module, found: Mapping[str, torch.Tensor], source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    report = load_matching(model, found, source)
-    said = (report.describe(source),)
-    return ((), said) if report.is_doubtful else (said, ())
+def _load(model: nn.Module, state: Mapping[str, torch.Tensor], source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    report = load_matching(model, state, source)
+    messages = (report.describe(source),)
+    return ((), messages) if report.is_doubtful else (messages, ())
 
 
 def build(

@@ -110,13 +110,13 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
     ``group`` is one of these two. Raise ConfigError, which names the missing facts and the overrides involved.
     """
     accepted, _ = parameters(target.resolve())
-    facts, told = dataset.facts(), target.facts or {}
+    facts, fact_names = dataset.facts(), target.facts or {}
     missing = [
         name
         for name, known in accepted.items()
-        if known.required and name not in {*target.arguments, *told} and name not in facts
+        if known.required and name not in {*target.arguments, *fact_names} and name not in facts
     ]
-    missing += [fact for fact in told.values() if fact not in facts]
+    missing += [fact for fact in fact_names.values() if fact not in facts]
     if missing:
         chosen, data = (config.chosen.get(name) for name in (group, "dataset"))
         lacks: dict[str, Problem] = getattr(dataset, "lacks", {})

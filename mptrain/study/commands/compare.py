@@ -29,8 +29,8 @@ from mptrain.study.pages.certificate_page import certificate_page, outcome_block
 from mptrain.study.sweep.comparisons import (
     ComparisonOptions,
     claimed_by,
-    judge,
     judge_runs,
+    judge_sweep,
     name_arms,
     reference_of,
     single_runs,
@@ -71,22 +71,22 @@ def compare(arguments: Namespace) -> int | Outcome:
         MptrainError: The arguments are invalid, or the runs differ in more than the compared keys. Nothing is run or
             written then.
     """
-    places = [word for word in arguments.words if not Path(word).is_file()]  # SWEEP/0* also matches the log files
+    selectors = [word for word in arguments.words if not Path(word).is_file()]  # SWEEP/0* also matches the log files
     odd = [
         *arguments.overrides,
         *(f"--{name}" for name in ("jobs", "launcher") if getattr(arguments, name) is not None),
     ]
     odd += ["--config-dir"] * bool(arguments.config_dir) + ["--config-name"] * (arguments.config_name != "train")
-    if not places and not odd:
+    if not selectors and not odd:
         raise UsageError(
             "compare needs arms or runs",
             "write for example mptrain compare precision=fp32,amp_dynamic seed=0,1,2,3, or mptrain compare RUN RUN",
         )
     if logs := [word for word in odd if _LOG.fullmatch(word)]:
         raise UsageError(f"{logs[0]} is no setting", "to compare logs, add --logs, --metric NAME and --margin X")
-    if places and odd:
+    if selectors and odd:
         raise UsageError(
-            f"compare takes either existing runs or KEY=VALUE arguments, not both: {places[0]} and {odd[0]}",
+            f"compare takes either existing runs or KEY=VALUE arguments, not both: {selectors[0]} and {odd[0]}",
             "remove one of them",
         )
     question = ComparisonOptions(
@@ -95,8 +95,8 @@ def compare(arguments: Namespace) -> int | Outcome:
         arguments.metric,
         tuple(key for key in (arguments.by or "").split(",") if key),
     )
-    if places:
-        return _compare_runs(places, question, anyway=arguments.anyway)
+    if selectors:
+        return _compare_runs(selectors, question, anyway=arguments.anyway)
     return _compare_arms(arguments, question)
 
 
@@ -110,7 +110,7 @@ def conclude(sweep: Sweep, code: int) -> Outcome:
     Raises:
         MptrainError: There is nothing to compare, or the report cannot be written.
     """
-    return _judged(judge(read_sweep(sweep.folder)), sweep.folder, code)
+    return _judged(judge_sweep(read_sweep(sweep.folder)), sweep.folder, code)
 
 
 def _compare_arms(arguments: Namespace, question: ComparisonOptions) -> int | Outcome:
@@ -140,12 +140,12 @@ def _compare_arms(arguments: Namespace, question: ComparisonOptions) -> int | Ou
     return code if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED) else conclude(planned, code)
 
 
-def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> Outcome:
-    _refuse_options(places)
+def _compare_runs(selectors: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> Outcome:
+    _refuse_options(selectors)
     try:
-        comparison = judge_runs(places, question, anyway=anyway)
+        comparison = judge_runs(selectors, question, anyway=anyway)
     except (ConfigError, UsageError) as error:
-        runs = single_runs(places)
+        runs = single_runs(selectors)
         if len({run.path for run in runs}) < 2 or question != ComparisonOptions():
             raise
         return _side_by_side(runs, str(error))
@@ -155,19 +155,19 @@ def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway:
     return _judged(comparisons, folder, EXIT_OK)
 
 
-def _refuse_options(places: Sequence[str]) -> None:
+def _refuse_options(names: Sequence[str]) -> None:
     """Reject option names of one group, such as two precisions, given in place of runs.
 
     Raises:
         UsageError: All arguments are options of one group; the hint is the command that trains them as arms.
     """
-    if len(places) < 2 or any(Path(place).exists() or (Path("outputs") / place).exists() for place in places):
+    if len(names) < 2 or any(Path(name).exists() or (Path("outputs") / name).exists() for name in names):
         return
     catalogue = Catalogue([configs_folder()])
     for group, options in catalogue.groups.items():
-        if options.keys() >= set(places):
-            line = f"mptrain compare {group}={','.join(places)} seed=0,1,2,3"
-            raise UsageError(f"there is no run {places[0]}", f"to train and compare arms, write {line}")
+        if options.keys() >= set(names):
+            line = f"mptrain compare {group}={','.join(names)} seed=0,1,2,3"
+            raise UsageError(f"there is no run {names[0]}", f"to train and compare arms, write {line}")
 
 
 def _judged(comparisons: Mapping[str, Comparison], folder: Path, code: int) -> Outcome:
@@ -272,7 +272,7 @@ def compare_logged(arguments: Namespace) -> Outcome:
         raise UsageError("compare --logs needs --metric", "name a column of the logs: --metric loss")
     if bad := next((word for word in arguments.where if "=" not in word), None):
         raise UsageError(f"--where {bad} has no value", f"write --where {bad}=VALUE")
-    found = compare_logs.compare(
+    comparison = compare_logs.compare(
         logs=arms,
         metric=arguments.metric,
         margin=arguments.margin,
@@ -289,12 +289,14 @@ def compare_logged(arguments: Namespace) -> Outcome:
     folder = fresh_place(Path("outputs"), "comparisons")
     page = folder / "certificate.html"
     with folder_at_once(folder) as draft:  # after judging: a refused one leaves no folder
-        write_page(certificate_page(found), draft, draft / page.name, draft / "certificate.md")
-        write_atomically(draft / "certificate.json", json.dumps(json.loads(as_json(asdict(found))), indent=1) + "\n")
+        write_page(certificate_page(comparison), draft, draft / page.name, draft / "certificate.md")
+        write_atomically(
+            draft / "certificate.json", json.dumps(json.loads(as_json(asdict(comparison))), indent=1) + "\n"
+        )
 
     def display() -> None:
-        print_blocks(Section("", tuple(outcome_blocks(found))))
+        print_blocks(Section("", tuple(outcome_blocks(comparison))))
         say(f"\ncertificate={page}")
 
-    data = {"logs": found, "folder": str(folder), "html": str(page)}
+    data = {"logs": comparison, "folder": str(folder), "html": str(page)}
     return Outcome(EXIT_OK, display, lambda: answer(data))

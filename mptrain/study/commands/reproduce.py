@@ -89,9 +89,9 @@ def _require_keys(points: Sequence[Point], config_dirs: Sequence[str]) -> None:
 
 def _print_plan(recipe: Recipe, points: Sequence[Point], root: str, config_dirs: Sequence[str], *, smoke: bool) -> None:
     """Print the recipe and the plain commands that it consists of."""
-    place = [f"run.root={root}"] if root != "outputs" else []
-    folders = [f"--config-dir={one}" for one in config_dirs]
-    commands = [shlex.join(["mptrain", *folders, *point.overrides, *place]) for point in points]
+    root_override = [f"run.root={root}"] if root != "outputs" else []
+    folders = [f"--config-dir={config_dir}" for config_dir in config_dirs]
+    commands = [shlex.join(["mptrain", *folders, *point.overrides, *root_override]) for point in points]
     print_recipe(recipe, smoke=smoke)
     expected = [f"  {expectation.text}" for expectation in recipe.expectations]
     say("\n".join(["", *commands, *(["", "expectations", *expected] if expected else [])]))
@@ -162,7 +162,7 @@ def _unfinished(ready: Reproduction, sweep: Sweep, code: int) -> int:
 
     print_outcome(sweep)
     missing = [job for job in sweep.jobs if not sweep.has_ended(job)]
-    flags = [*(["--smoke"] if ready.smoke else []), *(f"--config-dir={one}" for one in ready.config_dirs)]
+    flags = [*(["--smoke"] if ready.smoke else []), *(f"--config-dir={config_dir}" for config_dir in ready.config_dirs)]
     root = ready.folder.parent.parent
     name = ready.recipe.name if _is_ours(ready.recipe) else str(ready.recipe.path)
     words = [*ready.words, *([f"run.root={root}"] if str(root) != "outputs" else [])]
@@ -183,9 +183,9 @@ def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasure
     from mptrain.study.commands.compare import print_comparison
     from mptrain.study.pages.comparison_blocks import groups_table
     from mptrain.study.recipe.reproduction import decide, write_verdict
-    from mptrain.study.sweep.comparisons import judge
+    from mptrain.study.sweep.comparisons import judge_sweep
 
-    comparisons = judge(sweep)
+    comparisons = judge_sweep(sweep)
     verdict = decide(ready.recipe, runs, comparisons)
     write_verdict(ready, verdict)
     written = write_report(sweep.folder)  # before printing, which may raise BrokenPipeError

@@ -1,8 +1,7 @@
-"""``mptrain -m`` and ``mptrain resume SWEEP``: check, train and display the points of a sweep or a Hydra sweeper."""
+"""``mptrain -m`` and ``mptrain resume SWEEP``: check, train and display the points (runs) of a sweep."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,25 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain.cli.messages import each_warning_once, report, say, waiting, warn
-from mptrain.config.compose import Composer, command_with, is_allow_override, packages_of, untrusted_code
-from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
-from mptrain.config.overrides import read
+from mptrain.config.compose import Composer, command_with, packages_of, untrusted_code
+from mptrain.config.launcher import Launcher, read_launcher
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
 from mptrain.study.commands.sweep_display import print_outcome, watching
-from mptrain.study.comparison.ranking import metric_in_words, selected
+from mptrain.study.comparison.ranking import selected
 from mptrain.study.sweep.executor import Program
-from mptrain.study.sweep.hydra_launcher import JobFailedError, fixed_overrides, key_of, run_sweeper
-from mptrain.study.sweep.points import NOT_SWEPT, Point, check, expand
+from mptrain.study.sweep.points import Point, check, expand
 from mptrain.study.sweep.runner import missing_points, plan_sweep, refresh_status, require_free, run_sweep, sweep_folder
 from mptrain.study.sweep.slurm_executor import require_scheduler
 from mptrain.system.errors import (
     EXIT_DATA,
-    EXIT_INTERRUPTED,
     EXIT_OK,
-    EXIT_SWEEP,
     ConfigError,
-    MptrainError,
-    Problem,
     UsageError,
 )
 from mptrain.system.words import counted
@@ -80,28 +73,28 @@ def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: 
         UsageError: ``KEY=VALUE`` is given for a sweep, or one of the flags for a run.
         StorageError: ``sweep.json`` is damaged.
     """
-    places = (Path(path), Path("outputs") / path)
-    folder = None if path == "last" else next((place for place in places if is_sweep(place)), None)
+    candidates = (Path(path), Path("outputs") / path)
+    folder = None if path == "last" else next((candidate for candidate in candidates if is_sweep(candidate)), None)
     if folder is None:
         for flag, value in (("--jobs", jobs), ("--launcher", launcher)):
             if value is not None:
                 raise UsageError(f"{flag} applies only to sweeps, and {path} is not a sweep", f"remove {flag}")
         return None
-    found = read_sweep(folder)
+    sweep = read_sweep(folder)
     if overrides:
         one_run = f"mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}"
         raise UsageError(
             f"{folder} is a sweep and resumes with its own configuration: {overrides[0]} cannot change",
-            f"change one run: {command_with(one_run, packages_of(found))}; or start a new sweep with -m",
+            f"change one run: {command_with(one_run, packages_of(sweep))}; or start a new sweep with -m",
         )
-    return found
+    return sweep
 
 
-def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), launcher: str | None = None) -> int:
+def resume_sweep(sweep: Sweep, jobs: int | None, allow: Sequence[str] = (), launcher: str | None = None) -> int:
     """Run the missing, failed and interrupted jobs of a sweep, with the configuration in ``sweep.json`` only.
 
     Args:
-        found: The sweep as read from its folder.
+        sweep: The sweep as read from its folder.
         jobs: Number of jobs at a time; None keeps the recorded number.
         allow: Packages that the command allows (``extensions.allow``).
         launcher: Value of ``--launcher``; None runs the jobs on this machine. The launcher of an earlier attempt is not
@@ -114,24 +107,24 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         MptrainError: As for `sweep`; or the jobs allow packages that the command does not.
     """
     with each_warning_once():
-        require_free(found)
-        found = refresh_status(replace(found, parallel=jobs or found.parallel))
-        composer = Composer(found.config_dirs, found.config_name, typed=())
-        missing = missing_points(found)
+        require_free(sweep)
+        sweep = refresh_status(replace(sweep, parallel=jobs or sweep.parallel))
+        composer = Composer(sweep.config_dirs, sweep.config_name, typed=())
+        missing = missing_points(sweep)
         asked = launcher_of(launcher, jobs) if missing else None
         if missing:
-            _require_trust(found, allow)
-            warn(f"{found.paths.json} loads config files from --config-dir {one}" for one in found.config_dirs)
+            _require_trust(sweep, allow)
+            warn(f"{sweep.paths.json} loads config files from --config-dir {folder}" for folder in sweep.config_dirs)
             check_points(
-                missing, composer, asked, f"missing points valid, {len(found.jobs) - len(missing)} done before"
+                missing, composer, asked, f"missing points valid, {len(sweep.jobs) - len(missing)} done before"
             )
         else:
-            say(f"{found.folder} is already done")
-        if has_sweeper(found.words):
+            say(f"{sweep.folder} is already done")
+        if has_sweeper(sweep.words):
             say("only the points recorded in sweep.json are run; the sweeper is not called again")
-        code = finish(found, composer, asked)
-    if found.kind == "recipe" and code == EXIT_OK:
-        say(f"\nto check its expectations: mptrain reproduce {found.plan.get('recipe', 'RECIPE')}")
+        code = finish(sweep, composer, asked)
+    if sweep.kind == "recipe" and code == EXIT_OK:
+        say(f"\nto check its expectations: mptrain reproduce {sweep.plan.get('recipe', 'RECIPE')}")
     return code
 
 
@@ -204,13 +197,13 @@ def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
     """
     if word is None:
         return None
-    found = read_launcher(word)
-    require_scheduler(found)
-    return replace(found, at_once=jobs or found.at_once, word=word)
+    launcher = read_launcher(word)
+    require_scheduler()
+    return replace(launcher, at_once=jobs or launcher.at_once, word=word)
 
 
 def check_points(
-    points: Sequence[Point], composer: Composer, launcher: Launcher | None, said: str = "points valid"
+    points: Sequence[Point], composer: Composer, launcher: Launcher | None, suffix: str = "points valid"
 ) -> list[Point]:
     """Check the points (runs) of a sweep, print their number, and return them with their configurations.
 
@@ -218,16 +211,16 @@ def check_points(
         points: Expanded points.
         composer: Composer of their configurations.
         launcher: Launcher that runs them; None for this machine.
-        said: Text printed after the number.
+        suffix: Text printed after the number.
 
     Raises:
         MptrainError: A point is invalid, cannot be run on this machine, or has incompatible parts.
     """
     with waiting() as tell:
         tell(f"checking {counted(len(points), 'point')}")
-        found = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
-    say(f"{len(found)}/{len(found)} {said}")
-    return found
+        checked = check(points, composer, PROGRAM, elsewhere=launcher is not None)
+    say(f"{len(checked)}/{len(checked)} {suffix}")
+    return checked
 
 
 def record_sweep(points: Sequence[Point], folder: Path, arguments: Namespace, **more: Any) -> Sweep:
@@ -291,104 +284,3 @@ def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
         line = f"mptrain resume {shlex.quote(str(done.folder))}{where}"
         say(f"\nto run the rest: {command_with(line, packages_of(done))}")
     return code
-
-
-def search(arguments: Namespace) -> int:
-    """Run the points (training runs) that a Hydra sweeper requests, in batches, until it stops.
-
-    Args:
-        arguments: Parsed command line, with the sweeper among its overrides.
-
-    Returns:
-        The exit code, as for `mptrain.study.commands.sweep.sweep`.
-
-    Raises:
-        MptrainError: The arguments, the sweeper or a requested point are invalid. No point of that batch is run then.
-    """
-    with each_warning_once():
-        composer = Composer(arguments.config_dir, arguments.config_name)
-        fixed = fixed_overrides(arguments.overrides)
-        problems = [*read(fixed, composer.catalogue).problems]
-        for word in arguments.overrides:
-            if key_of(word).startswith(("hydra/launcher", "hydra.launcher")):
-                problems.append(Problem(f"{word}: mptrain runs the jobs itself", "use --jobs N or --launcher instead"))
-            elif word not in fixed and key_of(word) in NOT_SWEPT:
-                problems.append(Problem(f"{word}: {key_of(word)} cannot be swept"))
-        if problems:
-            raise ConfigError(problems)
-        # The other values may be valid only with the groups that the sweeper chooses.
-        known = (*NOT_SWEPT, *composer.catalogue.groups)
-        deciding = [word for word in fixed if key_of(word) in known or is_allow_override(word)]
-        batches = _Batches(arguments, composer, sweep_folder(composer.compose(deciding).run))
-        resumed = is_sweep(batches.folder)
-        if resumed:
-            read_sweep(batches.folder)  # raise for a damaged sweep before the sweeper writes into its folder
-        try:
-            run_sweeper(arguments.overrides, composer, batches.folder, batches.run)
-        except JobFailedError:  # the final table shows it
-            pass
-        except KeyboardInterrupt:
-            if batches.code in (EXIT_OK, EXIT_SWEEP):  # between two batches
-                batches.code = EXIT_INTERRUPTED
-        except MptrainError:
-            if batches.sweep is not None:
-                print_outcome(batches.sweep)
-            raise
-        finally:
-            if batches.sweep is None and not resumed:
-                with contextlib.suppress(OSError):  # remove the file that Hydra's sweepers write first, and the folder
-                    (batches.folder / "multirun.yaml").unlink(missing_ok=True)
-                    batches.folder.rmdir()
-        if batches.sweep is None:
-            if batches.code != EXIT_OK:
-                return batches.code
-            raise ConfigError("the sweeper requested no points", "check the sweeper's own keys, hydra.sweeper.KEY")
-        return show_end(batches.sweep, batches.code, batches.launcher)
-
-
-class _Batches:
-    """Runner of the batches that a sweeper requests, recorded as one growing sweep."""
-
-    def __init__(self, arguments: Namespace, composer: Composer, folder: Path) -> None:
-        self.folder = folder
-        self.sweep: Sweep | None = None
-        self.code = EXIT_OK
-        self.launcher = launcher_of(arguments.launcher, arguments.jobs)
-        self._arguments, self._composer = arguments, composer
-        self._points: list[Point] = []
-        self._direction = False  # whether the direction of optimization was printed
-
-    def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
-        """Check and run the points that the sweeper requests next; see `mptrain.study.sweep.hydra_launcher.RunBatch`.
-
-        Returns:
-            The sweep with all points so far, and its exit code.
-        """
-        points = check_points(batch, self._composer, self.launcher)
-        warn(sentence for point in points for sentence in point.warnings)
-        self._points += points
-        plan = objective_of(self._arguments)
-        planned = record_sweep(self._points, self.folder, self._arguments, grows=True, plan=plan)
-        if self.sweep is None:
-            say(f"sweep={self.folder}")
-        self.sweep = planned
-        with watching(planned) as watch:
-            numbers = {point.number for point in batch}
-            self.sweep, self.code = run_sweep(planned, self._composer, PROGRAM, watch, numbers, self.launcher)
-        self._direction = self._direction or _say_direction(self.sweep)
-        return self.sweep, self.code
-
-
-def _say_direction(sweep: Sweep) -> bool:
-    """Print whether to minimize or maximize the metric, once a job is done; return whether it was printed.
-
-    A sweeper does not know the direction: if it minimizes an accuracy, it searches for the worst point.
-    """
-    for summary in (selected(sweep, summary_of(sweep.paths.run(job.name))) for job in sweep.jobs):
-        if isinstance(higher := summary.get("higher_is_better"), bool):
-            better, metric = "maximize" if higher else "minimize", metric_in_words(summary)
-            say(f"the sweeper receives {metric} unchanged: configure it to {better} this metric")
-            if summary.get("metric_split") == "test":
-                warn(["there is no validation data: the sweeper chooses by test data, whose figures then are too good"])
-            return True
-    return False

@@ -186,8 +186,8 @@ class LiveTable(LiveDisplay):
         if len(shown) < len(self._sweep.jobs):
             lines.append(RichText.from_markup(f"[dim]... {_counts(set(self._sweep.jobs) - set(shown))} not shown[/]"))
         if self._stopping:
-            said = f"{self._stopping}: running jobs save checkpoints; press Ctrl-C again to end them at once"
-            lines.append(RichText(said, style="yellow", no_wrap=True, overflow="ellipsis"))
+            message = f"{self._stopping}: running jobs save checkpoints; press Ctrl-C again to end them at once"
+            lines.append(RichText(message, style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*lines, self._summary())
 
     def _cells(self, job: SweepJob, *, wide: bool) -> list[RenderableType]:
@@ -236,10 +236,10 @@ def _summary(sweep: Sweep, job: SweepJob) -> dict[str, Any]:
 
 def _words_of_arms(jobs: Sequence[SweepJob]) -> dict[str, set[str]]:
     """Return the overrides that all jobs of an arm share, by arm; the table shows the arm's name instead of them."""
-    found: dict[str, set[str]] = {}
+    shared: dict[str, set[str]] = {}
     for job in jobs:
-        found[job.arm] = found.get(job.arm, set(job.varied)) & set(job.varied)
-    return found
+        shared[job.arm] = shared.get(job.arm, set(job.varied)) & set(job.varied)
+    return shared
 
 
 def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:

@@ -13,12 +13,12 @@ from mptrain.system.errors import UsageError, suggest
 
 
 def group_into_arms(
-    runs: Sequence[RunMeasures], names: Sequence[str] | None = None, places: Sequence[str] | None = None
+    runs: Sequence[RunMeasures], names: Sequence[str] | None = None, paths: Sequence[str] | None = None
 ) -> tuple[Arm, ...]:
     """Group runs into the arms of a comparison, in the order of their first runs, with the runs of each by seed.
 
     ``names`` has the arm of each run. If None, runs whose configurations differ only in seed and machine form one arm;
-    runs with the same seed on different machines form separate arms. ``places`` are the paths under which the user
+    runs with the same seed on different machines form separate arms. ``paths`` are the paths under which the user
     named the runs. If each arm has a path of its own, the path names it; else the settings in which the arms differ do.
     Raise UsageError if two runs of an arm have the same seed.
     """
@@ -29,9 +29,9 @@ def group_into_arms(
     else:
         kinds: list[list[int]] = []
         for at, run in enumerate(runs):
-            kind = next((kind for kind in kinds if _belongs(run, [runs[one] for one in kind])), None)
+            kind = next((kind for kind in kinds if _belongs(run, [runs[index] for index in kind])), None)
             kinds.append([at]) if kind is None else kind.append(at)
-        called = _typed_names([{places[at] for at in kind} for kind in kinds]) if places else []
+        called = _typed_names([{paths[at] for at in kind} for kind in kinds]) if paths else []
         called = called or _names([runs[kind[0]] for kind in kinds])
         members = {name: [runs[at] for at in kind] for name, kind in zip(called, kinds, strict=True)}
     return tuple(Arm(name, _by_seed(name, some)) for name, some in members.items())
@@ -83,13 +83,13 @@ def _belongs(run: RunMeasures, arm: Sequence[RunMeasures]) -> bool:
     return False
 
 
-def _typed_names(places: Sequence[set[str]]) -> list[str]:
+def _typed_names(path_sets: Sequence[set[str]]) -> list[str]:
     """Return short typed paths as names; empty if an arm has several paths, or a path several arms."""
-    typed = [next(iter(some)) for some in places if len(some) == 1]
-    if len(set(typed)) < len(places):
+    typed = [next(iter(some)) for some in path_sets if len(some) == 1]
+    if len(set(typed)) < len(path_sets):
         return []
-    for count in range(1, max(len(PurePath(one).parts) for one in typed) + 1):
-        short = ["/".join(PurePath(one).parts[-count:]) for one in typed]
+    for count in range(1, max(len(PurePath(path).parts) for path in typed) + 1):
+        short = ["/".join(PurePath(path).parts[-count:]) for path in typed]
         if len(set(short)) == len(short) and all(short):
             return short
     return typed
@@ -117,7 +117,7 @@ def _candidates(runs: Sequence[RunMeasures]) -> Iterable[list[str]]:
     for name in dict.fromkeys(group for run in runs for group in run.chosen):
         yield [f"{name}={run.chosen[name]}" if name in run.chosen else "" for run in runs]
     flat: list[dict[str, Any]] = [dict(flat_settings(run.config)) for run in runs]
-    keys = dict.fromkeys(key for one in flat for key in one)
+    keys = dict.fromkeys(key for config in flat for key in config)
     for key in sorted(keys, key=lambda key: is_below(key, MACHINE)):
         if not is_below(key, NOT_COMPARED):
-            yield [f"{key}={show(one[key])}" if key in one else "" for one in flat]
+            yield [f"{key}={show(config[key])}" if key in config else "" for config in flat]

@@ -190,12 +190,12 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
 
 def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:
     """Add a remark to each arm whose runs equal those of an earlier arm bit for bit."""
-    found: list[ArmResult] = []
+    remarked: list[ArmResult] = []
     for result in results:
-        twin = next((other.arm.name for other in found if _are_twins(result.arm, other.arm)), None)
-        said = f"bitwise identical to {twin}: metrics and losses are equal for every seed"
-        found.append(replace(result, remarks=(*result.remarks, said)) if twin is not None else result)
-    return found
+        twin = next((other.arm.name for other in remarked if _are_twins(result.arm, other.arm)), None)
+        remark = f"bitwise identical to {twin}: metrics and losses are equal for every seed"
+        remarked.append(replace(result, remarks=(*result.remarks, remark)) if twin is not None else result)
+    return remarked
 
 
 def _are_twins(arm: Arm, other: Arm) -> bool:
@@ -221,15 +221,15 @@ def _ratio(some: Sequence[Pair], of: Callable[[RunMeasures], float | None]) -> I
     return _positive(ratio_interval([a for a, _ in known], [b for _, b in known])) if known else None
 
 
-def _positive(found: Interval | None) -> Interval | None:
+def _positive(interval: Interval | None) -> Interval | None:
     """Return an interval of a speed, size or ratio, not below zero; without ends for fewer than three values."""
-    if found is None or found.n < 3:
-        return found and replace(found, low=math.nan, high=math.nan)
-    return replace(found, low=max(found.low, 0.0))
+    if interval is None or interval.n < 3:
+        return interval and replace(interval, low=math.nan, high=math.nan)
+    return replace(interval, low=max(interval.low, 0.0))
 
 
 def _other_splits(arms: Sequence[Arm], metric: _Metric) -> list[Objection]:
-    found = {
+    splits = {
         arm.name: run.split for arm in arms for run in arm.runs if run.status == "done" and run.split != metric.split
     }
     return [
@@ -238,26 +238,26 @@ def _other_splits(arms: Sequence[Arm], metric: _Metric) -> list[Objection]:
             True,
             "evaluate all arms on the same split",
         )
-        for name, split in found.items()
+        for name, split in splits.items()
     ]
 
 
 def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, together: int) -> list[str]:
-    found = [*_resolution(reference, metric, margin), *convergence_warnings(reference, metric.name, margin)]
+    notes = [*_resolution(reference, metric, margin), *convergence_warnings(reference, metric.name, margin)]
     others = len(arms) - 1
     if others > 1:
-        found.append(
+        notes.append(
             f"verdicts are per arm: {others} arms are compared with the reference at 95 % each, without correction for "
             "multiple comparisons, so the probability of at least one false difference, or of at least one false "
             f"equivalence, is up to {min(5 * others, 100)} %"
         )
     if together > 1:
-        found.append(
+        notes.append(
             f"up to {together} of these runs ran on one machine at the same time, so speeds are those of a busy machine"
         )
     if not metric.known:
-        found.append(f"the direction of {metric.name} is not recorded: higher is assumed to be better")
-    return found
+        notes.append(f"the direction of {metric.name} is not recorded: higher is assumed to be better")
+    return notes
 
 
 def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
@@ -269,10 +269,10 @@ def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
     if not 0 <= mean <= 1:
         return []
     error = math.sqrt(mean * (1 - mean) / samples)
-    found = [
+    notes = [
         f"the {metric.split} split has {samples:,} samples: one sample is {1 / samples:.2g} of {metric.name}, and "
         f"the binomial standard error of {mean:.3g} is {error:.2g}; CIs are over seeds, on this split"
     ]
     if margin < 1 / samples:
-        found.append(f"the margin of {margin:g} is less than one sample of that split")
-    return found
+        notes.append(f"the margin of {margin:g} is less than one sample of that split")
+    return notes

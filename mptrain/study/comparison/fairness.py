@@ -52,7 +52,7 @@ def check_fairness(
         for follow in (_WEIGHTS_FOLLOW, _DATA_FOLLOW)
     )
     batches = "first batches of the epochs, including augmentation,"
-    found = [
+    findings = [
         *_configurations(arms, reference, claimed),
         *_changed_on_the_way(arms),
         *_digests("descriptions of the data (data.json)", lambda run: _known(run.data_card), arms, reference, data),
@@ -67,8 +67,8 @@ def check_fairness(
         *_lengths(arms, reference),
         *_seeds(arms),
     ]
-    objections = [one for one in found if isinstance(one, Objection)]
-    checks = tuple(one for one in found if isinstance(one, str))
+    objections = [finding for finding in findings if isinstance(finding, Objection)]
+    checks = tuple(finding for finding in findings if isinstance(finding, str))
     return tuple(sorted(objections, key=lambda objection: not objection.fatal)), checks
 
 
@@ -134,8 +134,8 @@ def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any
     return {key: values for key, values in changes.items() if not is_below(key, MACHINE)}
 
 
-def _changes(changes: Mapping[str, tuple[Any, Any]], one: str, other: str) -> str:
-    return "; ".join(f"{key} is {show(a)} in {one}, {show(b)} in {other}" for key, (a, b) in changes.items())
+def _changes(changes: Mapping[str, tuple[Any, Any]], name: str, other: str) -> str:
+    return "; ".join(f"{key} is {show(a)} in {name}, {show(b)} in {other}" for key, (a, b) in changes.items())
 
 
 def _known(digest: str) -> dict[int, str]:
@@ -183,11 +183,11 @@ def _digests(
         yield f"the {what} have the same digest in {number} of runs with equal seeds"
 
 
-def _unlike(said: str, excuses: list[str]) -> Objection:
+def _unlike(what: str, excuses: list[str]) -> Objection:
     if excuses:
         hint = "paired runs are then less correlated, and their differences vary more"
-        return Objection(f"{said}, because of {', '.join(excuses)}", False, hint)
-    return Objection(said, True, "pairing by seed needs equal ones: train all arms with one version, on the same data")
+        return Objection(f"{what}, because of {', '.join(excuses)}", False, hint)
+    return Objection(what, True, "pairing by seed needs equal ones: train all arms with one version, on the same data")
 
 
 def _excuses(arm: Arm, reference: Arm, claimed: Sequence[str], follow: Sequence[str]) -> list[str]:
@@ -252,9 +252,9 @@ def _machines(arms: Sequence[Arm]) -> Found:
         if len(where) > 1:
             differ = True
             fact = what if what in ("device", "CPU threads") else f"version of {what}"
-            said = "; ".join(f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in where.items())
+            description = "; ".join(f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in where.items())
             hint = "do not compare speeds; results also differ in the last bits for this reason"
-            yield Objection(f"not all runs had the same {fact}: {said}", False, hint)
+            yield Objection(f"not all runs had the same {fact}: {description}", False, hint)
     if not differ:
         yield "all runs had the same device, number of threads, and versions of mptrain and torch"
 
@@ -281,8 +281,8 @@ def _lengths(arms: Sequence[Arm], reference: Arm) -> Found:
     for arm in arms:
         steps = {run.steps for run in arm.runs if run.status == "done"}
         if wanted and steps and steps != wanted:
-            said = f"{arm.name} ran for {_span(steps)} steps, {reference.name} for {_span(wanted)}"
-            yield Objection(said, False, "see the values at equal updates and at equal samples")
+            what = f"{arm.name} ran for {_span(steps)} steps, {reference.name} for {_span(wanted)}"
+            yield Objection(what, False, "see the values at equal updates and at equal samples")
 
 
 def _span(values: set[int]) -> str:
@@ -332,16 +332,16 @@ def remarks(
     """
     done = [run for run in arm.runs if run.status == "done"]
     others = [run for run in reference.runs if run.status == "done"]
-    found: list[str] = []
+    missing_gains: list[str] = []
     if done and others and _is_light(done[0]) and not _is_light(others[0]):
         if speed is not None and not _low(speed) > FASTER:
             reasons = list(_not_faster(done, others, together)) or [_no_reason(done[0])]
-            found += (f"not faster: {reason}" for reason in reasons)
+            missing_gains += (f"not faster: {reason}" for reason in reasons)
         if memory is not None and not _high(memory) < 1 / FASTER:
             reasons = list(_not_smaller(done)) or [_no_reason(done[0])]
-            found += (f"not smaller: {reason}" for reason in reasons)
+            missing_gains += (f"not smaller: {reason}" for reason in reasons)
     flushed = _flushed(arm.runs, reference.runs)
-    return (*found, *_untimed(done), *_skipped(arm.runs), *flushed, *_floor(arm.runs), *_ends(arm.runs))
+    return (*missing_gains, *_untimed(done), *_skipped(arm.runs), *flushed, *_floor(arm.runs), *_ends(arm.runs))
 
 
 def max_concurrent_runs(runs: Iterable[RunMeasures]) -> int:
@@ -448,12 +448,12 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
     phases: Counter[str] = Counter()
     for run in runs:
         phases.update(run.overflows)
-    said = f"{share(fmean(run.skip_rate for run in runs))} of the updates were skipped"
+    remark = f"{share(fmean(run.skip_rate for run in runs))} of the updates were skipped"
     if set(phases) == {"calibrating"}:
-        said += ", all of them during calibration of the initial loss scale"
+        remark += ", all of them during calibration of the initial loss scale"
     elif phases:
-        said += f" ({', '.join(f'{count:,} {phase}' for phase, count in phases.items())})"
-    yield said
+        remark += f" ({', '.join(f'{count:,} {phase}' for phase, count in phases.items())})"
+    yield remark
 
 
 def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iterator[str]:
@@ -498,5 +498,5 @@ def _size(run: RunMeasures) -> str:
 
 def _mean(runs: Sequence[RunMeasures], value: Callable[[RunMeasures], float]) -> float:
     """Return the mean over the runs with a recorded value, or NaN, for which every comparison is false."""
-    known = [found for run in runs if not math.isnan(found := value(run))]
+    known = [measured for run in runs if not math.isnan(measured := value(run))]
     return fmean(known) if known else math.nan

@@ -101,10 +101,10 @@ def rank(name: str, summaries: Sequence[dict[str, Any]]) -> RankedSetting:
     if len(set(values)) > 1:
         from mptrain.study.comparison.statistics import mean_interval  # scipy takes a second to import
 
-        found = mean_interval(values)
-        return RankedSetting(name, found.mean, found.low, found.high, len(values), over_seeds=True)
+        interval = mean_interval(values)
+        return RankedSetting(name, interval.mean, interval.low, interval.high, len(values), over_seeds=True)
     # One run, or seeds with exactly equal metrics, from which no spread can be estimated.
-    ends = [found for found in map(interval_of, summaries) if found]
+    ends = [interval for interval in map(interval_of, summaries) if interval]
     low, high = (statistics.fmean(side) for side in zip(*ends, strict=True)) if ends else (math.nan, math.nan)
     return RankedSetting(name, values[0], low, high, len(values))
 
@@ -118,12 +118,12 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
     formats a value of the metric.
     """
     factor = _for_a_choice_among(len(ranked))
-    ranked = [one.widened(factor) for one in ranked]
-    low, high = (pick(ranked, key=lambda one: one.value) for pick in (min, max))
+    ranked = [setting.widened(factor) for setting in ranked]
+    low, high = (pick(ranked, key=lambda setting: setting.value) for pick in (min, max))
     wider = f"(widened x{factor:.2f} for {len(ranked)} settings) " if factor > 1 else ""
     span = f"{number(low.value)} at {_named(low, ranked)} to {number(high.value)} at {_named(high, ranked)}"
     if low.overlaps(high):
-        few = any(one.over_seeds and one.seeds < 3 for one in (low, high))
+        few = any(setting.over_seeds and setting.seeds < 3 for setting in (low, high))
         add = "; two seeds are too few to tell settings apart: add seeds" if few else ""
         return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}{wider}overlap{add}"
     doubt = "" if low.has_interval and high.has_interval else "; without 95 % CIs, this may be noise"
@@ -131,11 +131,12 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
         return f"from {span}{doubt}"
     best, worst = (high, low) if higher_is_better else (low, high)
     near = sorted(
-        (one for one in ranked if one is not best and one.overlaps(best)), key=lambda one: abs(one.value - best.value)
+        (setting for setting in ranked if setting is not best and setting.overlaps(best)),
+        key=lambda setting: abs(setting.value - best.value),
     )
     beside = ""
     if near:
-        names = listed([one.name for one in near], _MOST_NAMED)
+        names = listed([setting.name for setting in near], _MOST_NAMED)
         beside = f", within noise of {names} (95 % CIs {_of_what((best, *near))}{wider}overlap)"
     lowest = _named(worst, ranked)
     return f"best {number(best.value)} at {best.name}{beside}, worst {number(worst.value)} at {lowest}{doubt}"
@@ -154,15 +155,15 @@ def _chosen(
         return " There is no validation data: what is best here was chosen by test data, and looks better than it is."
     if higher_is_better is None:
         return ""
-    best = (max if higher_is_better else min)(ranked, key=lambda one: one.value)
+    best = (max if higher_is_better else min)(ranked, key=lambda setting: setting.value)
     on_test = [summary.get("test_metric") for summary in settings[best.name]]
     known = [value for value in on_test if value is not None]
     return f" On test data, {best.name} has {number(statistics.fmean(known))}." if known else ""
 
 
-def _named(one: RankedSetting, ranked: Sequence[RankedSetting]) -> str:
+def _named(setting: RankedSetting, ranked: Sequence[RankedSetting]) -> str:
     """Return the names of all settings with the value of one of them."""
-    return listed([other.name for other in ranked if other.value == one.value], _MOST_NAMED)
+    return listed([other.name for other in ranked if other.value == setting.value], _MOST_NAMED)
 
 
 def _for_a_choice_among(count: int) -> float:
@@ -185,10 +186,10 @@ def sweep_lead(
 
     ``summaries`` has the summaries of runs as `selected`, by job number, and ``number`` formats a value of the metric.
     """
-    found = {job.number: dict(summaries.get(job.number, {})) for job in jobs if job.status == "done"}
-    valued = {at: summary for at, summary in found.items() if _is_finite(summary.get("metric"))}
+    finished = {job.number: dict(summaries.get(job.number, {})) for job in jobs if job.status == "done"}
+    valued = {at: summary for at, summary in finished.items() if _is_finite(summary.get("metric"))}
     if not valued:
-        for own in found.values():
+        for own in finished.values():
             if own and (name := own.get("metric_name")) and "val" in own and "metric" in own and own["metric"] is None:
                 on, there = ("validation", own["val"]) if own["val"] else ("test", own.get("test") or ())
                 return f"No point has {name} on {on} data; recorded: {', '.join(there) or 'none'}."
@@ -214,13 +215,13 @@ def sweep_lead(
         return f"{name}: {number(values.pop())} {where}."
     ranked = [rank(setting, some) for setting, some in settings.items()]
     if len(ranked) == 1:
-        one, ends = ranked[0], (min(values), max(values))
-        reach = f"95 % CI {number(one.low)} to {number(one.high)}"
+        single, ends = ranked[0], (min(values), max(values))
+        reach = f"95 % CI {number(single.low)} to {number(single.high)}"
         return (
-            f"{name}: mean {number(one.value)} over {one.seeds} seeds, {reach}; "
+            f"{name}: mean {number(single.value)} over {single.seeds} seeds, {reach}; "
             f"from {number(ends[0])} to {number(ends[1])}."
         )
-    lost = sum("metric" in summary for summary in found.values()) - len(valued)
+    lost = sum("metric" in summary for summary in finished.values()) - len(valued)
     more = f" {lost:,} more point{'s' if lost > 1 else ''} ended with a non-finite metric." if lost else ""
     directions = {summary.get("higher_is_better") for summary in valued.values()}
     direction = directions.pop() if len(directions) == 1 else None
@@ -235,7 +236,7 @@ def metric_in_words(summary: Mapping[str, Any]) -> str:
 
 def _of_what(ranked: Iterable[RankedSetting]) -> str:
     """Return over what the CIs of settings are taken, seeds or test samples, as a phrase; empty if this differs."""
-    several = {one.over_seeds for one in ranked}
+    several = {setting.over_seeds for setting in ranked}
     if len(several) > 1:
         return ""
     return "over seeds " if several == {True} else "over samples "

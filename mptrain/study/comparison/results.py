@@ -399,8 +399,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     for result in fields["arms"]:
         for run in result["arm"]["runs"]:
             del run["course"]
-    found: dict[str, Any] = json.loads(as_json(fields))
-    return found
+    json_values: dict[str, Any] = json.loads(as_json(fields))
+    return json_values
 
 
 def from_json(fields: dict[str, Any]) -> Comparison:
@@ -409,9 +409,9 @@ def from_json(fields: dict[str, Any]) -> Comparison:
     Raise StorageError if they are damaged.
     """
     try:
-        found = build(Comparison, restore_nonfinite(fields))
-        if not found.arms:
+        comparison = build(Comparison, restore_nonfinite(fields))
+        if not comparison.arms:
             raise ValueError("it has no arms")
-        return found
+        return comparison
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"the comparison is damaged: {error}", "repeat the comparison") from error

@@ -49,11 +49,11 @@ def learning_curve(run: Run, steps: int, samples_per_step: float) -> tuple[Curve
 
 def _validations(run: Run, samples_per_step: float) -> Iterator[CurvePoint]:
     """Yield one point per validation; a validation has one row per learner."""
-    found: dict[int, tuple[int, dict[str, float]]] = {}
+    validations: dict[int, tuple[int, dict[str, float]]] = {}
     for record in run.epochs():
-        before, _ = found.get(record.step, (record.updates, {}))
-        found[record.step] = (min(before, record.updates), record.val)
-    for step, (updates, metrics) in sorted(found.items()):
+        before, _ = validations.get(record.step, (record.updates, {}))
+        validations[record.step] = (min(before, record.updates), record.val)
+    for step, (updates, metrics) in sorted(validations.items()):
         if metrics:
             values = {f"val_{name}": value for name, value in metrics.items()}
             yield CurvePoint(step, updates, round(step * samples_per_step), values)
@@ -102,12 +102,12 @@ def align(pairs: Sequence[tuple[RunMeasures, RunMeasures]], metric: str) -> tupl
     validation metric at that point, the training loss is compared. Each result exists only if all runs have a value.
     """
     own, others = [run for run, _ in pairs], [other for _, other in pairs]
-    return tuple(found for by in _BOTH if (found := _at_equal(own, others, metric, by)) is not None)
+    return tuple(aligned for by in _BOTH if (aligned := _at_equal(own, others, metric, by)) is not None)
 
 
 def align_reference(runs: Sequence[RunMeasures], metric: str) -> tuple[Aligned, ...]:
     """Return the values of the reference as `align` does, after the most work that all its runs reached."""
-    return tuple(found for by in _BOTH if (found := _at_equal(runs, [], metric, by)) is not None)
+    return tuple(aligned for by in _BOTH if (aligned := _at_equal(runs, [], metric, by)) is not None)
 
 
 def value_at(run: RunMeasures, quantity: str, at: int, by: By) -> float:
@@ -288,7 +288,11 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
         initial_weights=seen.initial_weights,
         data=seen.data,
         evaluated=seen.evaluated,
-        attempts=tuple((one.host, one.started, one.ended) for one in run.state.attempts if one.ended is not None),
+        attempts=tuple(
+            (attempt.host, attempt.started, attempt.ended)
+            for attempt in run.state.attempts
+            if attempt.ended is not None
+        ),
         changes=tuple(change for attempt in run.state.attempts for change in attempt.changes),
         data_card=_digest_of_data(run),
         unusable=dict(summary.get("unusable_samples") or {}),
@@ -336,10 +340,10 @@ def _take(seen: _Events, event: dict[str, Any]) -> None:
 
 
 def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    overflows: Counter[str] = Counter()
     for learner in learners:
-        found.update(learner["overflows"])
-    return dict(found)
+        overflows.update(learner["overflows"])
+    return dict(overflows)
 
 
 def _steady(summary: dict[str, Any]) -> float | None:
@@ -375,12 +379,12 @@ def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:
     steps = 0
     for record in run.steps():
         steps = record.step
-        found = learners.setdefault(
+        learner = learners.setdefault(
             record.learner, {"updates": 0, "skipped": 0, "overflows": {}, "scale": {"first": record.loss_scale}}
         )
-        found["updates"] = record.updates
-        found["skipped"] += record.skipped
-        path, scale = found["scale"], record.loss_scale
+        learner["updates"] = record.updates
+        learner["skipped"] += record.skipped
+        path, scale = learner["scale"], record.loss_scale
         path |= {"min": min(path.get("min", scale), scale), "max": max(path.get("max", scale), scale), "last": scale}
     if learners:
         next(iter(learners.values()))["overflows"] = seen.overflows

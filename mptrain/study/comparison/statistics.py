@@ -48,7 +48,7 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     """
     from_first = [value - values[0] for value in values]
     shift = sum(from_first) / len(values)
-    spread = math.hypot(*(one - shift for one in from_first))
+    spread = math.hypot(*(x - shift for x in from_first))
     return values[0] + shift, spread / math.sqrt(len(values) - 1) if len(values) > 1 else math.nan
 
 
@@ -91,8 +91,8 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], l
     pairs = list(zip(numerators, denominators, strict=True))
     if any(not (above > 0 and below > 0) for above, below in pairs):
         raise ValueError("a ratio needs positive numbers")
-    found = mean_interval([math.log(above) - math.log(below) for above, below in pairs], level)
-    return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high), found.spread, found.n, level)
+    logs = mean_interval([math.log(above) - math.log(below) for above, below in pairs], level)
+    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.spread, logs.n, level)
 
 
 def equivalence(differences: Sequence[float], margin: float, alpha: float = 0.05, rounding: float = 0.0) -> Equivalence:
@@ -106,22 +106,22 @@ def equivalence(differences: Sequence[float], margin: float, alpha: float = 0.05
     """
     if not (margin > 0 and math.isfinite(margin)):
         raise ValueError(f"a margin must be positive, not {margin}")
-    found = mean_interval(differences, 1 - 2 * alpha, rounding)
-    if found.n == 1:
+    interval = mean_interval(differences, 1 - 2 * alpha, rounding)
+    if interval.n == 1:
         return Equivalence(margin, math.nan, math.nan, math.nan, math.nan, None, alpha)
-    spread = math.hypot(found.spread, rounding)
-    standard_error = spread / math.sqrt(found.n)
+    spread = math.hypot(interval.spread, rounding)
+    standard_error = spread / math.sqrt(interval.n)
     p_bootstrap = bootstrap_p(differences, margin, rounding) if looks_skewed(differences) else None
     return Equivalence(
         margin=margin,
-        low=found.low,
-        high=found.high,
-        p=tost_p(found.mean, standard_error, found.n - 1, margin),
-        power=tost_power(margin, standard_error, found.n - 1, alpha),
+        low=interval.low,
+        high=interval.high,
+        p=tost_p(interval.mean, standard_error, interval.n - 1, margin),
+        power=tost_power(margin, standard_error, interval.n - 1, alpha),
         pairs_for_80=pairs_for_power(margin, spread, 0.8, alpha),
         alpha=alpha,
         p_bootstrap=p_bootstrap,
-        unseen=unseen_share(found.n),
+        unseen=unseen_share(interval.n),
     )
 
 
@@ -170,7 +170,7 @@ def bootstrap_p(
     unit = math.ldexp(1.0, math.frexp(max(spreads))[1])  # a power of two near the spread
     shift, squares, error, sign = np.zeros(9_999), np.zeros(9_999), 0.0, 1
     for (some, rounded), centre in zip(samples, centres, strict=True):
-        n, own = len(some), np.asarray([one - centre for one in some], np.float64) / unit
+        n, own = len(some), np.asarray([x - centre for x in some], np.float64) / unit
         drawn = draws.choice(own, (9_999, n))
         shift += sign * (drawn.mean(1) - own.mean())
         squares += (drawn.var(1, ddof=1) + (rounded / unit) ** 2) / n
@@ -274,7 +274,7 @@ def difference_of_means(
     samples = [values] if isinstance(reference, int | float) else [values, reference]
     means, spreads = zip(*map(mean_and_spread, samples), strict=True)
     mean = means[0] - (means[1] if len(means) == 2 else reference)
-    errors = (math.hypot(*both) / math.sqrt(len(one)) for one, *both in zip(samples, spreads, rounding, strict=False))
+    errors = (math.hypot(*both) / math.sqrt(len(x)) for x, *both in zip(samples, spreads, rounding, strict=False))
     n = min(map(len, samples))
     half = float(special.stdtrit(n - 1, (1 + level) / 2)) * math.hypot(*errors)
     return Interval(mean, mean - half, mean + half, math.nan, n, level)

@@ -42,9 +42,9 @@ def sample(
 ) -> Sample:
     """Collect the finite values of a measure in the runs of an arm; a run that failed has none."""
     broken = tuple(sorted(run.seed for run in runs if failed(run)))
-    found = {run.seed: value(run) for run in runs if run.seed not in broken}
-    values = {seed: float(one) for seed, one in found.items() if one is not None and math.isfinite(one)}
-    return Sample(values, broken, tuple(seed for seed in found if seed not in values))
+    measured = {run.seed: value(run) for run in runs if run.seed not in broken}
+    values = {seed: float(number) for seed, number in measured.items() if number is not None and math.isfinite(number)}
+    return Sample(values, broken, tuple(seed for seed in measured if seed not in values))
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ class Facts:
         failure_p: The p value of a test that the arm does not fail more often.
         paired: Failures of the reference leave out runs of both arms.
         unlearned: Neither arm has learned.
+        no_spread: The runs of each arm all have one value, so that nothing is known of how much runs differ.
         bound: Difference that "better" and "worse" are relative to.
         alpha: Level of the test of failures.
     """
@@ -166,6 +167,7 @@ class Facts:
     paired: bool = True
     one_sided: bool = False
     unlearned: bool = False
+    no_spread: bool = False
     bound: float = 0.0
     alpha: float = ALPHA
 
@@ -177,7 +179,7 @@ def decide(evidence: PairedEvidence) -> ArmVerdict:
     worse are then relative to the bound, and to the number. If some pairs are incomplete, the sentence says how many
     are complete.
     """
-    word, reason = judge(
+    word, reason = verdict_of(
         Facts(
             evidence.difference,
             evidence.equivalence is not None and evidence.equivalence.holds,
@@ -192,19 +194,21 @@ def decide(evidence: PairedEvidence) -> ArmVerdict:
     return ArmVerdict(word, why(reason, evidence) + incomplete(evidence))
 
 
-def judge(facts: Facts) -> tuple[Word, Reason]:
-    """Return the verdict on an arm, and what decided: the only rule of all comparisons with a reference.
+def verdict_of(facts: Facts) -> tuple[Word, Reason]:
+    """Return the verdict on an arm, and what decided: the rule of all comparisons with a reference.
 
     Numerical failures come first: if the arm fails more often than by chance, it is worse (of pairs, by a sign test of
     those in which exactly one run failed, McNemar 1947). If any run failed, the remaining runs are a biased selection,
-    so the arm is never better or equivalent. Then, with at least two values, two one-sided tests decide equivalence: t
-    tests and, where a sample is skewed, bootstrap-t tests too. Arms of which neither has learned are not equivalent:
-    they agree whatever differs. Otherwise the arms differ if the interval of the difference excludes zero. In all other
-    cases the verdict is undecided.
+    so the arm is never better or equivalent. Runs without any spread, as copies have, decide nothing. Then, with at
+    least two values, two one-sided tests decide equivalence: t tests and, where a sample is skewed, bootstrap-t tests
+    too. Arms of which neither has learned are not equivalent: they agree whatever differs. Otherwise the arms differ if
+    the interval of the difference excludes zero. In all other cases the verdict is undecided.
     """
     difference, bound = facts.difference, facts.bound
     if facts.failure_p < facts.alpha:
         return "worse", "failures"
+    if facts.no_spread:
+        return ("neither has learned" if facts.unlearned else "undecided"), "no spread"
     if difference is None or difference.n < 2:
         return "undecided", "few pairs"
     excludes_bound = difference.low > bound or difference.high < bound
@@ -224,8 +228,8 @@ def judge(facts: Facts) -> tuple[Word, Reason]:
 
 #: What decided, in the order in which it is asked about.
 Reason = Literal[
-    "failures", "few pairs", "worse difference", "biased selection", "unlearned", "equivalence", "better difference",
-    "wide interval",
+    "failures", "no spread", "few pairs", "worse difference", "biased selection", "unlearned", "equivalence",
+    "better difference", "wide interval",
 ]  # fmt: skip
 
 
@@ -256,14 +260,14 @@ def _failed(evidence: PairedEvidence) -> str:
     enough = "; 6 such pairs would be significant" if len(evidence.arm_only) == len(shared) else ""
     chance = f"with {counted(len(shared), 'pair')} may be chance (exact sign test, {_p(evidence.failure_p)}{enough})"
     unpaired = "failed numerically and cannot be paired with a run of the"
-    said = (
+    failures = (
         (evidence.arm_only, f"failed numerically while the reference did not, which {chance}"),
         (evidence.reference_only, "of the reference failed numerically while the arm did not"),
         (shared & arm & reference, "failed numerically in both arms"),
         (arm - shared, f"{unpaired} reference"),
         (reference - shared, f"of the reference {unpaired} arm"),
     )
-    return "; ".join(f"{of_seeds(seeds)} {what}" for seeds, what in said if seeds)
+    return "; ".join(f"{of_seeds(seeds)} {what}" for seeds, what in failures if seeds)
 
 
 def incomplete(evidence: PairedEvidence) -> str:
@@ -272,9 +276,9 @@ def incomplete(evidence: PairedEvidence) -> str:
     complete = evidence.difference.n if evidence.difference else 0
     if complete == len(every) or not evidence.seeds:
         return ""
-    said = f"; {complete} of {counted(len(every), 'pair')} {'is' if complete == 1 else 'are'} complete"
+    text = f"; {complete} of {counted(len(every), 'pair')} {'is' if complete == 1 else 'are'} complete"
     gone = every - set(evidence.shared)
-    return said + (f", {of_seeds(gone)} did not finish with the metric in both arms" if gone else "")
+    return text + (f", {of_seeds(gone)} did not finish with the metric in both arms" if gone else "")
 
 
 def _too_few(evidence: PairedEvidence) -> str:
@@ -282,33 +286,33 @@ def _too_few(evidence: PairedEvidence) -> str:
     return f"{have}, and a verdict needs at least two seeds to estimate the spread over seeds"
 
 
-def _equivalent(evidence: PairedEvidence, difference: Interval, found: Equivalence) -> str:
-    said = (
-        f"{_quantity(evidence)} is {_signed(difference.mean)} ({percent(1 - 2 * found.alpha)} CI "
-        f"{_signed(found.low)} to {_signed(found.high)}), within the margin of ±{found.margin:.3g} (two one-sided "
-        f"{percent(found.alpha)} tests, {_p(found.p)}, {_size(evidence, difference)}{_bootstrap(found)})"
+def _equivalent(evidence: PairedEvidence, difference: Interval, tests: Equivalence) -> str:
+    text = (
+        f"{_quantity(evidence)} is {_signed(difference.mean)} ({percent(1 - 2 * tests.alpha)} CI "
+        f"{_signed(tests.low)} to {_signed(tests.high)}), within the margin of ±{tests.margin:.3g} (two one-sided "
+        f"{percent(tests.alpha)} tests, {_p(tests.p)}, {_size(evidence, difference)}{_bootstrap(tests)})"
         f"{_no_spread(evidence, difference)}"
     )
     if difference.low < difference.high and not difference.low <= evidence.bound <= difference.high:
-        said += f"; its 95 % CI ({_from_to(difference)}) excludes zero, but the difference is below the margin"
-    return said
+        text += f"; its 95 % CI ({_from_to(difference)}) excludes zero, but the difference is below the margin"
+    return text
 
 
-def _bootstrap(found: Equivalence) -> str:
-    return "" if found.p_bootstrap is None else f"; skewed differences, bootstrap-t {_p(found.p_bootstrap)}"
+def _bootstrap(tests: Equivalence) -> str:
+    return "" if tests.p_bootstrap is None else f"; skewed differences, bootstrap-t {_p(tests.p_bootstrap)}"
 
 
 def _different(evidence: PairedEvidence, difference: Interval) -> str:
-    said = (
+    text = (
         f"{_quantity(evidence)} is {_signed(difference.mean)}, and its 95 % CI ({_from_to(difference)}) excludes "
         f"{_bound(evidence)} ({_size(evidence, difference)}){_no_spread(evidence, difference)}"
     )
-    found = evidence.equivalence
-    if found is not None and found.p_bootstrap is not None:
-        said += "; the differences are skewed, and with a long tail such a CI excludes a true zero in far more than 5 %"
-    if found is not None and abs(difference.mean) < found.margin:
-        said += f"; the true difference may be within the margin of ±{found.margin:.3g}"
-    return said
+    tests = evidence.equivalence
+    if tests is not None and tests.p_bootstrap is not None:
+        text += "; the differences are skewed, and with a long tail such a CI excludes a true zero in far more than 5 %"
+    if tests is not None and abs(difference.mean) < tests.margin:
+        text += f"; the true difference may be within the margin of ±{tests.margin:.3g}"
+    return text
 
 
 def _quantity(evidence: PairedEvidence) -> str:
@@ -337,35 +341,35 @@ def _no_spread(evidence: PairedEvidence, difference: Interval) -> str:
     return "; all pairs have exactly the same difference, so the true spread is unknown"
 
 
-def _undecided(evidence: PairedEvidence, difference: Interval, found: Equivalence | None) -> str:
+def _undecided(evidence: PairedEvidence, difference: Interval, tests: Equivalence | None) -> str:
     mean, interval, size = _signed(difference.mean), _from_to(difference), _size(evidence, difference)
-    if found is None:
+    if tests is None:
         return f"{_quantity(evidence)} is {mean}, and its 95 % CI ({interval}) includes {_bound(evidence)} ({size})"
     what = "the paired difference" if evidence.number is None else _quantity(evidence)
-    if found.p < found.alpha:
+    if tests.p < tests.alpha:
         return (
             f"{what} is {mean}, and t tests put it within the margin of "
-            f"±{found.margin:.3g} ({_p(found.p)}), but the differences are skewed, and a test that follows their shape "
-            f"does not (bootstrap-t, {_p(found.p_bootstrap or math.nan)}, {size})"
+            f"±{tests.margin:.3g} ({_p(tests.p)}), but the differences are skewed, and a test that follows their shape "
+            f"does not (bootstrap-t, {_p(tests.p_bootstrap or math.nan)}, {size})"
         )
-    power = f"the power to find equal arms equivalent is {percent(found.power)}"
-    if found.pairs_for_80 is None:
+    power = f"the power to find equal arms equivalent is {percent(tests.power)}"
+    if tests.pairs_for_80 is None:
         more = "and even 1,000 pairs would not reach 80 %"
-    elif found.pairs_for_80 > difference.n:
-        more = f"and {found.pairs_for_80} pairs would reach 80 %"
+    elif tests.pairs_for_80 > difference.n:
+        more = f"and {tests.pairs_for_80} pairs would reach 80 %"
     else:
         more = "so the number of pairs is sufficient"
     return (
         f"{what} is {mean} (95 % CI {interval}): the true difference may be zero or exceed the margin "
-        f"of ±{found.margin:.3g}; with {counted(difference.n, 'pair')} of this spread, {power}, {more}"
+        f"of ±{tests.margin:.3g}; with {counted(difference.n, 'pair')} of this spread, {power}, {more}"
     )
 
 
-def _unseen(found: Equivalence) -> str:
+def _unseen(tests: Equivalence) -> str:
     """Describe what runs none of which failed cannot exclude, with 95 % confidence."""
     return (
         "; no run failed; a failure, or a difference larger than any of these, in up to "
-        f"{percent(found.unseen)} of runs cannot be excluded"
+        f"{percent(tests.unseen)} of runs cannot be excluded"
     )
 
 

@@ -146,7 +146,7 @@ def _runs_plot(comparison: LogComparison) -> Block:
         figure.label("mean", color=plotting.BLACK)
         plotting.numeric_y_axis(axes)
         axes.set_ylabel(comparison.question.metric)
-        plotting.ticks_at(axes.xaxis, range(len(comparison.arms)), lambda place: comparison.arms[int(place)].name)
+        plotting.ticks_at(axes.xaxis, range(len(comparison.arms)), lambda position: comparison.arms[int(position)].name)
         axes.set_xlim(-0.6, len(comparison.arms) - 0.4)
     what = f"{comparison.question.metric} of every run at the compared point"
     return Plots((Plot("runs", what, figure.svg),))

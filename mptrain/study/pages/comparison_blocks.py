@@ -94,7 +94,10 @@ def ratios_table(comparison: Comparison) -> Table | None:
     if len(comparison.arms) < 2:
         return None
     rows = [
-        [result.arm.name, *(_ratio(result, one) for one in (result.speed, result.time, result.memory, result.energy))]
+        [
+            result.arm.name,
+            *(_ratio(result, ratio) for ratio in (result.speed, result.time, result.memory, result.energy)),
+        ]
         for result in comparison.arms
     ]
     head = ("arm", "speed after warm-up", "training time with warm-up", "peak memory", _energy(comparison))
@@ -109,10 +112,10 @@ def groups_table(groups: Mapping[str, Comparison]) -> Table:
     rows: list[list[Cell | str]] = []
     for group, comparison in groups.items():
         row: list[Cell | str] = [f"{group or 'others'}, {comparison.metric}"]
-        found = {result.arm.name: result for result in comparison.arms}
+        results_by_arm = {result.arm.name: result for result in comparison.arms}
         for arm in arms:
             cells: list[Cell | str] = ["", "", ""]
-            if result := found.get(arm):
+            if result := results_by_arm.get(arm):
                 verdict = Cell(result.verdict.word, _TONES.get(result.verdict.word, ""))
                 cells = [value_and_error(result.metric), difference_and_interval(result.difference), verdict]
             row += cells[: 1 if arm in references else 3]
@@ -196,7 +199,7 @@ def verdict_list(comparison: Comparison) -> Bullets:
     judged = [result for result in comparison.arms if result.word != "reference"]
     verdicts = (result.word if " " in result.word else f"is {result.word}" for result in judged)
     return Bullets(
-        tuple(f"{one.name} {verdict}: {one.why.rstrip('.')}." for one, verdict in zip(judged, verdicts, strict=True))
+        tuple(f"{arm.name} {verdict}: {arm.why.rstrip('.')}." for arm, verdict in zip(judged, verdicts, strict=True))
     )
 
 
@@ -221,11 +224,11 @@ def aligned_table(comparison: Comparison) -> Table:
 def objections_list(comparison: Comparison) -> Bullets:
     """Return the objections to the fairness of a comparison, as a list of sentences; a hint of several is said once."""
     objections: dict[tuple[bool, str], list[str]] = {}
-    for one in comparison.objections:
-        objections.setdefault((one.fatal, one.hint.rstrip(".")), []).append(one.what.rstrip("."))
+    for objection in comparison.objections:
+        objections.setdefault((objection.fatal, objection.hint.rstrip(".")), []).append(objection.what.rstrip("."))
     items = [
-        f"{'Not comparable' if fatal else 'Caveat'}: {'; '.join(said)}." + (f" To fix it: {hint}." if hint else "")
-        for (fatal, hint), said in objections.items()
+        f"{'Not comparable' if fatal else 'Caveat'}: {'; '.join(messages)}." + (f" To fix it: {hint}." if hint else "")
+        for (fatal, hint), messages in objections.items()
     ]
     return Bullets(tuple(items), "warn")
 
@@ -291,24 +294,24 @@ def _limit(margin: float, reaches: Sequence[float]) -> float:
 
 def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
     colour = VERDICTS.get(result.verdict.word, plotting.GREY)
-    found = result.difference
-    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
-    axes.text(1.02, row, result.verdict.word, color=colour, **place)
-    if found is None or not math.isfinite(found.mean):
-        axes.text(0.5, row, "no difference available", ha="center", color=plotting.GREY, **place)
+    difference = result.difference
+    text_kwargs: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    axes.text(1.02, row, result.verdict.word, color=colour, **text_kwargs)
+    if difference is None or not math.isfinite(difference.mean):
+        axes.text(0.5, row, "no difference available", ha="center", color=plotting.GREY, **text_kwargs)
         return
-    if abs(found.mean) > limit:
-        left = found.mean < 0
+    if abs(difference.mean) > limit:
+        left = difference.mean < 0
         at, mark, text_at, side = (0.02, "<", 0.06, "left") if left else (0.98, ">", 0.94, "right")
-        axes.plot([at], [row], transform=place["transform"], marker=mark, color=colour, markersize=8)
+        axes.plot([at], [row], transform=text_kwargs["transform"], marker=mark, color=colour, markersize=8)
         white = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        axes.text(text_at, row, difference_and_interval(found), bbox=white, ha=side, **place)
+        axes.text(text_at, row, difference_and_interval(difference), bbox=white, ha=side, **text_kwargs)
         return
     flat: dict[str, Any] = {"color": colour, "solid_capstyle": "butt"}
-    axes.plot([found.low, found.high], [row, row], linewidth=1.4, **flat)
+    axes.plot([difference.low, difference.high], [row, row], linewidth=1.4, **flat)
     if result.equivalence is not None:
         axes.plot([result.equivalence.low, result.equivalence.high], [row, row], linewidth=4.5, **flat)
-    axes.plot([found.mean], [row], marker="o", color=colour, markersize=6.5, markeredgecolor="white")
+    axes.plot([difference.mean], [row], marker="o", color=colour, markersize=6.5, markeredgecolor="white")
 
 
 def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
@@ -325,13 +328,15 @@ def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
     failed = [at for at, result in enumerate(comparison.arms) if result.failed]
     with plotting.drawing(name, 2.9) as figure:
         (axes,) = figure.panels()
-        for seed in sorted({seed for found in values.values() for seed in found}):
-            line = [found.get(seed, math.nan) for found in values.values()]
+        for seed in sorted({seed for by_seed in values.values() for seed in by_seed}):
+            line = [by_seed.get(seed, math.nan) for by_seed in values.values()]
             axes.plot(range(len(values)), line, color=plotting.GREY, linewidth=0.8, alpha=0.5)
-        for at, (arm, found) in enumerate(values.items()):
-            plotting.dots(axes, [at] * len(found), list(found.values()), edge=True, markersize=5, color=styles[arm][0])
-            if found:
-                axes.plot([at - 0.22, at + 0.22], [fmean(found.values())] * 2, color=plotting.BLACK, linewidth=1.8)
+        for at, (arm, by_seed) in enumerate(values.items()):
+            plotting.dots(
+                axes, [at] * len(by_seed), list(by_seed.values()), edge=True, markersize=5, color=styles[arm][0]
+            )
+            if by_seed:
+                axes.plot([at - 0.22, at + 0.22], [fmean(by_seed.values())] * 2, color=plotting.BLACK, linewidth=1.8)
         plotting.numeric_y_axis(axes)
         figure.label("seed", color=plotting.GREY, marker="o", markersize=5, linewidth=0.8)
         figure.label("mean", color=plotting.BLACK)

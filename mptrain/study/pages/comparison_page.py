@@ -104,31 +104,33 @@ def read_verdict(folder: Path) -> SavedVerdict:
         return SavedVerdict({}, f"{path} is damaged: its list of non-finite numbers is invalid")
 
 
-def expectations_in_words(found: SavedVerdict) -> str:
+def expectations_in_words(verdict: SavedVerdict) -> str:
     """Return the number of a recipe's expectations met, not met and undecided in words; empty if none is judged."""
-    outcomes = [str(one.get("outcome")) for one in _expectations(found)]
-    if not outcomes or not found.verdict:
+    outcomes = [str(judged.get("outcome")) for judged in _expectations(verdict)]
+    if not outcomes or not verdict.verdict:
         return ""
     parts = [f"{outcomes.count('met')} of {counted(len(outcomes), 'expectation')} met"]
     parts += [f"{outcomes.count(word)} {word}" for word in ("not met", "undecided") if word in outcomes]
     return ", ".join(parts) + "."
 
 
-def _expectations(found: SavedVerdict) -> list[Mapping[str, Any]]:
-    listed = found.fields.get("expectations")
-    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+def _expectations(verdict: SavedVerdict) -> list[Mapping[str, Any]]:
+    listed = verdict.fields.get("expectations")
+    return [judged for judged in listed if isinstance(judged, Mapping)] if isinstance(listed, list) else []
 
 
-def claim_blocks(found: SavedVerdict) -> list[Block]:
+def claim_blocks(verdict: SavedVerdict) -> list[Block]:
     """Return the part of a recipe's report on its claim: claim and source, table of expectations."""
-    fields = found.fields
+    fields = verdict.fields
     rows: list[list[Cell | str]] = []
-    for one in _expectations(found):
-        outcome = str(one.get("outcome") or "undecided")
-        rows.append([str(one.get("text") or ""), Cell(outcome, _TONES.get(outcome, "")), str(one.get("numbers") or "")])
+    for judged in _expectations(verdict):
+        outcome = str(judged.get("outcome") or "undecided")
+        rows.append(
+            [str(judged.get("text") or ""), Cell(outcome, _TONES.get(outcome, "")), str(judged.get("numbers") or "")]
+        )
     return [
         facts(("claim", str(fields.get("claim") or "")), ("source", str(fields.get("source") or ""))),
-        *([Text(found.problem, "warn")] if found.problem else []),
+        *([Text(verdict.problem, "warn")] if verdict.problem else []),
         table(("expectation", "outcome", "numbers"), rows),
     ]
 
@@ -180,7 +182,7 @@ def _runs(
     groups: Mapping[str, Comparison], folder: Path, read: Read, points: Sequence[OpenedPoint]
 ) -> Iterator[OpenedRun]:
     """Yield the runs of all jobs that can be read, or those of all arms if existing runs are compared."""
-    arms = [read(folder / one.path) for some in groups.values() for result in some.arms for one in result.arm.runs]
+    arms = [read(folder / run.path) for some in groups.values() for result in some.arms for run in result.arm.runs]
     for opened in [point.opened for point in points] or arms:
         if isinstance(opened, OpenedRun):
             yield opened
@@ -307,16 +309,16 @@ def _samples(compared: LoadedComparison, arms: Sequence[ArmRuns]) -> list[Block]
 
 
 def _arm_runs(compared: LoadedComparison, result: ArmResult) -> ArmRuns:
-    found: list[OpenedRun] = []
+    opened_runs: list[OpenedRun] = []
     problems: list[str] = []
     for run in result.arm.runs:
         opened = compared.read(compared.folder / run.path)
         if isinstance(opened, str):
             problems.append(f"{result.arm.name}, seed {run.seed}: {opened}")
         else:
-            found.append(opened)
+            opened_runs.append(opened)
             problems += [f"{result.arm.name}, seed {run.seed}: {note}" for note in opened.history.notes]
-    return ArmRuns(result.arm.name, tuple(found), tuple(problems))
+    return ArmRuns(result.arm.name, tuple(opened_runs), tuple(problems))
 
 
 def _differences(compared: LoadedComparison, styles: comparison_blocks.Styles) -> Plots:
@@ -359,8 +361,8 @@ class ArmRuns:
 
     def metric(self, name: str) -> list[Curve]:
         """Return the curves of a metric on validation data, one for each run of the arm that has it."""
-        found = [run.history.evaluations.get("val", {}).get(name) for run in self.runs]
-        return [curve for curve in found if curve is not None]
+        curves = [run.history.evaluations.get("val", {}).get(name) for run in self.runs]
+        return [curve for curve in curves if curve is not None]
 
     def panel(self) -> Panel | None:
         """Return the arm's loss scales and overflows as a panel of a figure; None if no loss scale ever changed."""

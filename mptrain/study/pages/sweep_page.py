@@ -168,10 +168,10 @@ def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
     losses = {name: [_first(point).loss for point in some] for name, some in groups.items()}
     scales = {name: [_first(point).loss_scale for point in some] for name, some in groups.items()}
     caption = f"Training loss {whose}. Long curves are smoothed."
-    found = [overlay_plot("losses", "training loss", caption, losses, styles)]
+    figures = [overlay_plot("losses", "training loss", caption, losses, styles)]
     if any(point.opened.history.scaled for point in runs if point.opened):
-        found.append(overlay_plot("scales", "loss scale", f"Loss scale {whose}.", scales, styles))
-    return plots(*found)
+        figures.append(overlay_plot("scales", "loss scale", f"Loss scale {whose}.", scales, styles))
+    return plots(*figures)
 
 
 def _first(point: OpenedPoint) -> LearnerHistory:
@@ -180,17 +180,17 @@ def _first(point: OpenedPoint) -> LearnerHistory:
 
 def environments(points: Sequence[OpenedPoint]) -> list[Block]:
     """Return device, versions and commit of the runs of a sweep, once for each group of runs that agree."""
-    found: dict[Any, list[OpenedPoint]] = {}
+    groups: dict[Any, list[OpenedPoint]] = {}
     for point in points:
         if point.opened:
             rows = environment(point.opened.run, point.opened.settings).rows
             same = tuple(row for row in rows if row[0] in ("device", "versions", "commit"))
-            found.setdefault(same, []).append(point)
-    if len(found) == 1:
-        return [facts(*next(iter(found)))]
+            groups.setdefault(same, []).append(point)
+    if len(groups) == 1:
+        return [facts(*next(iter(groups)))]
     return [
         facts((counted(len(some), "run"), ", ".join(point.job.name for point in some[:8])), *same)
-        for same, some in found.items()
+        for same, some in groups.items()
     ]
 
 
@@ -224,16 +224,16 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
     """
     swept = [point for point in points if point.setting(axis.key) is not None]
     rest = kinds([point for point in points if point.setting(axis.key) is None])
-    level = {kind: fmean(known) for kind, found in rest.items() if (known := _metrics(found))}
+    level = {kind: fmean(known) for kind, members in rest.items() if (known := _metrics(members))}
     groups = kinds(swept, (axis.key,))
     colours = dict(zip([*groups, *level], plotting.series(len(groups) + len(level)), strict=True))
-    failed = sorted({axis.place(point) for point in swept if _failed(point)})
+    failed = sorted({axis.position(point) for point in swept if _failed(point)})
     lines: dict[str, Any] = {}
     with plotting.drawing(name, 4.0) as figure:
         above, below = figure.panels(2, (3, 2))
-        for kind, found in groups.items():
-            shares = [(axis.place(point), 100 * point.skip_rate) for point in found if point.skip_rate is not None]
-            metrics = [(axis.place(point), point.metric) for point in found if point.metric is not None]
+        for kind, members in groups.items():
+            shares = [(axis.position(point), 100 * point.skip_rate) for point in members if point.skip_rate is not None]
+            metrics = [(axis.position(point), point.metric) for point in members if point.metric is not None]
             for axes, values in ((below, shares), (above, metrics)):
                 lines[kind] = plotting.dots_and_means(axes, values, *colours[kind], means={}, edge=True, markersize=4.5)
         levels = [
@@ -303,31 +303,31 @@ def _failed(point: OpenedPoint) -> bool:
     return point.metric is None and (point.job.status == "failed" or (point.done and "metric" in point.summary))
 
 
-def _failures(axes: Axes, places: Sequence[float]) -> None:
+def _failures(axes: Axes, positions: Sequence[float]) -> None:
     """Draw crosses at the lower edge with a vertical line, so that they are not mistaken for values."""
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.06 * (high - low), high)
     axes.vlines(
-        places, 0, 1, transform=axes.get_xaxis_transform(), color=plotting.VERMILLION, linewidth=0.8, alpha=0.35
+        positions, 0, 1, transform=axes.get_xaxis_transform(), color=plotting.VERMILLION, linewidth=0.8, alpha=0.35
     )
-    plotting.failures_at(axes, places, 0.03)
+    plotting.failures_at(axes, positions, 0.03)
 
 
 def _key_across(axes: Axes, axis: Axis) -> None:
     base = axis.logarithm
-    places = [math.log(value, base) if base else value for value in axis.values]
-    span = max(places[-1] - places[0], 1e-12)
+    positions = [math.log(value, base) if base else value for value in axis.values]
+    span = max(positions[-1] - positions[0], 1e-12)
     shown: list[float] = []
-    for place in places:
-        if not shown or place - shown[-1] >= span / 8.5:
-            shown.append(place)
+    for position in positions:
+        if not shown or position - shown[-1] >= span / 8.5:
+            shown.append(position)
     plotting.ticks_at(
         axes.xaxis,
         shown,
         lambda value: plotting.power_of_two(value) if base == 2 else plotting.tick(base**value if base else value),
     )
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(places[0] - 0.04 * span, places[-1] + 0.04 * span)
+    axes.set_xlim(positions[0] - 0.04 * span, positions[-1] + 0.04 * span)
     axes.set_xlabel(f"{elided(axis.key, 40)}{', logarithmic' if base else ''}")
 
 
@@ -337,7 +337,7 @@ def runs_page(folders: Sequence[Path]) -> Page:
     Raise StorageError if a directory is not a run, or is too damaged to read.
     """
     opened = [open_with_history(folder, BUCKETS) for folder in folders]
-    runs = dict(zip(labels([one.run for one in opened]), opened, strict=True))
+    runs = dict(zip(labels([run.run for run in opened]), opened, strict=True))
     notes = tuple(f"{name}: {note}" for name, run in runs.items() for note in run.history.notes)
     rows = [
         (
@@ -385,17 +385,17 @@ def _figures(runs: dict[str, OpenedRun]) -> Iterator[Plot]:
     def of_metric(metric: str) -> dict[str, Curve]:
         return {name: run.history.evaluations.get("val", {}).get(metric, Curve()) for name, run in runs.items()}
 
-    found = [("losses", "training loss", of_learners(lambda learner: learner.loss))]
+    figures = [("losses", "training loss", of_learners(lambda learner: learner.loss))]
     metrics = ["loss", *dict.fromkeys(run.metric for run in runs.values() if run.metric not in ("", "loss"))]
-    found += [(f"validation-{at}", f"validation {name}", of_metric(name)) for at, name in enumerate(metrics)]
-    found.append(("grad-norms", "gradient norm", of_learners(lambda learner: learner.grad_norm)))
-    found.append(("rates", "learning rate", of_learners(lambda learner: learner.lr)))
+    figures += [(f"validation-{at}", f"validation {name}", of_metric(name)) for at, name in enumerate(metrics)]
+    figures.append(("grad-norms", "gradient norm", of_learners(lambda learner: learner.grad_norm)))
+    figures.append(("rates", "learning rate", of_learners(lambda learner: learner.lr)))
     if any(run.history.scaled for run in runs.values()):
-        found.append(("scales", "loss scale", of_learners(lambda learner: learner.loss_scale)))
-    names = list(dict.fromkeys(name for *_, curves in found for name in curves))
+        figures.append(("scales", "loss scale", of_learners(lambda learner: learner.loss_scale)))
+    names = list(dict.fromkeys(name for *_, curves in figures for name in curves))
     drawn = series(len(names)) if len(names) <= 2 * len(SERIES) else ordered_series(len(names))
     styles = dict(zip(names, drawn, strict=True))
-    for file, unit, curves in found:
+    for file, unit, curves in figures:
         shown = {name: [curve] for name, curve in curves.items() if curve.finite()}
         if shown:
             smoothed = "" if file == "scales" else " Long curves are smoothed."

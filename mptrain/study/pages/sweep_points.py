@@ -89,7 +89,7 @@ class Axis:
     values: tuple[float, ...]
     logarithm: int | None
 
-    def place(self, point: OpenedPoint) -> float:
+    def position(self, point: OpenedPoint) -> float:
         """Return the position of a point (run) on the axis: its value, or the logarithm of its value."""
         value = point.setting(self.key) or 0.0
         return math.log(value, self.logarithm) if self.logarithm else value
@@ -109,8 +109,8 @@ def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[O
     points = []
     for job in sweep.jobs:
         folder = sweep.paths.run(job.name)
-        found = read(folder) if folder.is_dir() else ""
-        problem, opened = (found, None) if isinstance(found, str) else ("", found)
+        run_or_problem = read(folder) if folder.is_dir() else ""
+        problem, opened = (run_or_problem, None) if isinstance(run_or_problem, str) else ("", run_or_problem)
         table = overrides_of(job)
         words = {key: table[key] for key in keys if key in table}
         points.append(OpenedPoint(job, opened, problem, words, selected(sweep, opened.run.summary if opened else {})))
@@ -138,11 +138,11 @@ def kinds(points: Sequence[OpenedPoint], without: Sequence[str] = ()) -> dict[st
 
     The label is empty if there is no other key.
     """
-    found: dict[str, list[OpenedPoint]] = {}
+    groups: dict[str, list[OpenedPoint]] = {}
     for point in points:
         left = {key: value for key, value in point.words.items() if key not in without and key != SEED}
-        found.setdefault(short_label(left), []).append(point)
-    return found
+        groups.setdefault(short_label(left), []).append(point)
+    return groups
 
 
 def _logarithm(values: Sequence[float]) -> int | None:
@@ -190,17 +190,17 @@ def differences(measured: MeasuredScales, config: str) -> dict[str, tuple[str, s
     loss scale, seed, machine and keys without effect on results are ignored. The keys below an object that differs
     as a whole, such as another model, are ignored too.
     """
-    found: dict[str, tuple[str, list[str]]] = {}
+    differing: dict[str, tuple[str, list[str]]] = {}
     exchanged: set[str] = set()
-    for one in measured.configs if flat(config) else ():
-        for key, (own, other) in config_differences(config, one, (*NOT_COMPARED, *MACHINE)).items():
+    for run_config in measured.configs if flat(config) else ():
+        for key, (own, other) in config_differences(config, run_config, (*NOT_COMPARED, *MACHINE)).items():
             if key.endswith("._target_"):
                 exchanged.add(key.removesuffix("._target_"))
-            theirs = found.setdefault(key, (show(own), []))[1]
+            theirs = differing.setdefault(key, (show(own), []))[1]
             if not is_claimed(key, ()) and show(other) not in theirs:
                 theirs.append(show(other))
     return {
         key: (own, " and ".join(theirs))
-        for key, (own, theirs) in found.items()
+        for key, (own, theirs) in differing.items()
         if theirs and (key.endswith("._target_") or not is_below(key, tuple(exchanged)))
     }

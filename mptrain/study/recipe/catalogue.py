@@ -139,7 +139,7 @@ def require_same_arms(sweep: Sweep, points: Sequence[Point]) -> None:
 
 
 def _arms(jobs: Any) -> dict[str, list[tuple[str, ...]]]:
-    found: dict[str, list[tuple[str, ...]]] = {}
+    arms: dict[str, list[tuple[str, ...]]] = {}
     for arm, words in jobs:
-        found.setdefault(arm, []).append(tuple(words))
-    return found
+        arms.setdefault(arm, []).append(tuple(words))
+    return arms

@@ -62,7 +62,7 @@ class ExpectationResult:
     statistics: dict[str, float] = field(default_factory=dict)
 
 
-def judge(expectation: Expectation, runs: Runs) -> ExpectationResult:
+def judge_expectation(expectation: Expectation, runs: Runs) -> ExpectationResult:
     """Judge whether one expectation of a recipe is met by the measures of its runs.
 
     Args:
@@ -71,9 +71,9 @@ def judge(expectation: Expectation, runs: Runs) -> ExpectationResult:
     """
     measure, other, times = expectation.measure, expectation.other, expectation.times
     samples = {name: _sample(measure, runs[name]) for name in (expectation.arm, other) if isinstance(name, str)}
-    for name, one in samples.items():
-        if one.missing:
-            why = f"{measure} of {name} is not recorded for {of_seeds(one.missing)}"
+    for name, measured in samples.items():
+        if measured.missing:
+            why = f"{measure} of {name} is not recorded for {of_seeds(measured.missing)}"
             return ExpectationResult(expectation.text, "undecided", why)
     reference = _scaled(samples[other], times) if isinstance(other, str) else times * other
     step = 0.0 if measure in MEASURES else step_of(measure, [run for name in samples for run in runs[name]])
@@ -88,7 +88,7 @@ def judge(expectation: Expectation, runs: Runs) -> ExpectationResult:
     statistics = _statistics(expectation, evidence)
     if outcome == "not met" and (off := statistics.get("off", 0.0)) > 0:
         why += f"; off by {in_digits(off)}"
-    means = ", ".join(f"{name} {_mean(one)}" for name, one in samples.items())
+    means = ", ".join(f"{name} {_mean(measured)}" for name, measured in samples.items())
     return ExpectationResult(expectation.text, outcome, f"{means}: {why}", statistics)
 
 
@@ -169,16 +169,16 @@ def _statistics(expectation: Expectation, evidence: PairedEvidence) -> dict[str,
     difference, tests = evidence.difference, evidence.equivalence
     if difference is None:
         return {}
-    found = {name: value for name, value in asdict(difference).items() if name != "level"}
+    statistics = {name: value for name, value in asdict(difference).items() if name != "level"}
     if expectation.relation == "equals":
-        found |= {"bound": expectation.within or 0.0, "off": abs(difference.mean) - (expectation.within or 0.0)}
+        statistics |= {"bound": expectation.within or 0.0, "off": abs(difference.mean) - (expectation.within or 0.0)}
     else:
         off = _bound(expectation) - difference.mean
-        found |= {"bound": _bound(expectation), "off": off if expectation.relation == "above" else -off}
+        statistics |= {"bound": _bound(expectation), "off": off if expectation.relation == "above" else -off}
     if tests is not None:
-        found |= {"low_90": tests.low, "high_90": tests.high, "p": tests.p, "p_bootstrap": tests.p_bootstrap}
-        found |= {"power": tests.power, "unseen": tests.unseen, "seeds_for_80": tests.pairs_for_80}
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+        statistics |= {"low_90": tests.low, "high_90": tests.high, "p": tests.p, "p_bootstrap": tests.p_bootstrap}
+        statistics |= {"power": tests.power, "unseen": tests.unseen, "seeds_for_80": tests.pairs_for_80}
+    return {name: value for name, value in statistics.items() if value is not None and math.isfinite(value)}
 
 
 def _sample(measure: str, runs: Sequence[RunMeasures]) -> Sample:
@@ -190,12 +190,12 @@ def _sample(measure: str, runs: Sequence[RunMeasures]) -> Sample:
     )
 
 
-def _scaled(one: Sample, times: float) -> Sample:
-    return replace(one, values={seed: times * value for seed, value in one.values.items()})
+def _scaled(measured: Sample, times: float) -> Sample:
+    return replace(measured, values={seed: times * value for seed, value in measured.values.items()})
 
 
-def _mean(one: Sample) -> str:
-    return in_digits(math.fsum(one.values.values()) / len(one.values)) if one.values else "has no value"
+def _mean(measured: Sample) -> str:
+    return in_digits(math.fsum(measured.values.values()) / len(measured.values)) if measured.values else "has no value"
 
 
 def _is_higher_better(measure: str, runs: Runs) -> bool:
@@ -224,7 +224,9 @@ def unknown_measures(expectations: Sequence[Expectation], runs: Runs) -> list[Pr
     metrics = {name for some in runs.values() for run in some for name in run.metrics}
     known = [*sorted(metrics), *MEASURES]
     problems = []
-    for measure in dict.fromkeys(one.measure for one in expectations if metrics and one.measure not in known):
+    for measure in dict.fromkeys(
+        expectation.measure for expectation in expectations if metrics and expectation.measure not in known
+    ):
         hint = suggest(measure, known, f"known measures: {', '.join(known)}")
         problems.append(Problem(f"expect: no run has a measure '{measure}'", hint))
     return problems

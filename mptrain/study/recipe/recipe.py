@@ -222,7 +222,7 @@ class Recipe(RecipeFile):
     @property
     def expectations(self) -> tuple[Expectation, ...]:
         """The expected results of every group, with full names of arms."""
-        return tuple(one for expectation in self.expect for one in expectation.in_groups(self.groups))
+        return tuple(grouped for expectation in self.expect for grouped in expectation.in_groups(self.groups))
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -259,7 +259,7 @@ def _tree(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", error.hint) from error
     expected = tree.get("expect")
-    if isinstance(expected, list) and (sentence := next((one for one in expected if isinstance(one, str)), None)):
+    if isinstance(expected, list) and (sentence := next((text for text in expected if isinstance(text, str)), None)):
         raise ConfigError(
             f"{path}: expect: '{show(sentence)}' is a sentence, as in version 0.1, not a mapping",
             "write for example {arm: fp16, measure: top1, equals: fp32, within: 0.03}",
@@ -281,16 +281,16 @@ def _problems_between_keys(tree: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _unknown_arm("reference", tree["reference"], arms)
     full = [f"{group}/{arm}" for group in groups for arm in arms]
     entries = tree.get("expect")
-    for place, entry in enumerate(entries if isinstance(entries, list) else ()):
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
         sides = {key: entry[key] for key in ("arm", *RELATIONS) if key in entry} if isinstance(entry, dict) else {}
         names = {key: name for key, name in sides.items() if isinstance(name, str)}
         for key, name in names.items():
-            yield from _unknown_arm(f"expect.{place}.{key}", name, [*full, *arms])
+            yield from _unknown_arm(f"expect.{index}.{key}", name, [*full, *arms])
         if len({"/" in name for name in names.values()}) > 1:
-            yield Problem(f"expect.{place}: only one of the two arms has its group", "name both as GROUP/ARM")
+            yield Problem(f"expect.{index}: only one of the two arms has its group", "name both as GROUP/ARM")
 
 
-def _unknown_arm(place: str, name: Any, known: list[str]) -> Iterator[Problem]:
+def _unknown_arm(key: str, name: Any, known: list[str]) -> Iterator[Problem]:
     if isinstance(name, str) and name not in known:
         hint = suggest(name, known, f"known arms: {', '.join(known)}")
-        yield Problem(f"{place}: there is no arm '{show(name)}'", hint)
+        yield Problem(f"{key}: there is no arm '{show(name)}'", hint)

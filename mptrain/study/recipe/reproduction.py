@@ -22,7 +22,7 @@ from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
 from mptrain.study.comparison.run_measures import measure
 from mptrain.study.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
-from mptrain.study.recipe.expectations import ExpectationResult, judge, unknown_measures
+from mptrain.study.recipe.expectations import ExpectationResult, judge_expectation, unknown_measures
 from mptrain.study.sweep.comparisons import ComparisonOptions, claimed_by
 from mptrain.study.sweep.points import check
 from mptrain.study.sweep.runner import plan_sweep, refresh_status, sweep_folder
@@ -76,11 +76,11 @@ class RecipeVerdict:
         """``REPRODUCED`` if every expectation is met, else ``NOT REPRODUCED``; empty without expectations."""
         if not self.findings:
             return ""
-        return "REPRODUCED" if all(one.outcome == "met" for one in self.findings) else "NOT REPRODUCED"
+        return "REPRODUCED" if all(finding.outcome == "met" for finding in self.findings) else "NOT REPRODUCED"
 
     def count(self, outcome: str) -> int:
         """Return the number of expectations with an outcome: ``met``, ``not met`` or ``undecided``."""
-        return sum(one.outcome == outcome for one in self.findings)
+        return sum(finding.outcome == outcome for finding in self.findings)
 
 
 def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
@@ -165,7 +165,7 @@ def require_measures(recipe: Recipe, runs: dict[str, list[RunMeasures]]) -> None
         ConfigError: If measures are unknown. The error lists all of them.
     """
     if problems := unknown_measures(recipe.expectations, runs):
-        raise ConfigError([Problem(f"{recipe.path}: {one.what}", one.hint) for one in problems])
+        raise ConfigError([Problem(f"{recipe.path}: {problem.what}", problem.hint) for problem in problems])
 
 
 def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
@@ -177,10 +177,10 @@ def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
     Raises:
         StorageError: If the records of a run are missing or damaged.
     """
-    found: dict[str, list[RunMeasures]] = {}
+    runs: dict[str, list[RunMeasures]] = {}
     for job in sweep.jobs:
-        found.setdefault(job.arm, []).append(measure(read_run(sweep.paths.run(job.name))))
-    return found
+        runs.setdefault(job.arm, []).append(measure(read_run(sweep.paths.run(job.name))))
+    return runs
 
 
 def decide(
@@ -195,8 +195,13 @@ def decide(
         runs: Full name of an arm (configuration) to its runs.
         comparisons: Name of each group to the comparison of its arms.
     """
-    findings = [judge(expectation, runs) for expectation in recipe.expectations]
-    unfair = [objection.what for one in (comparisons or {}).values() for objection in one.objections if objection.fatal]
+    findings = [judge_expectation(expectation, runs) for expectation in recipe.expectations]
+    unfair = [
+        objection.what
+        for comparison in (comparisons or {}).values()
+        for objection in comparison.objections
+        if objection.fatal
+    ]
     if unfair:
         findings = [
             replace(finding, outcome="undecided", numbers=f"the comparison is unfair: {unfair[0]}")
@@ -215,15 +220,15 @@ def other_circumstances(sweep: Sweep) -> list[str]:
         One sentence for each set of differing versions.
     """
     now = versions_now()
-    found: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     for job in sweep.jobs:
         if not sweep.has_ended(job):
             continue
         then = read_run(sweep.paths.run(job.name)).state.versions
         changes = [f"{name} {then[name]} (now {now[name]})" for name in now if name in then and then[name] != now[name]]
         if changes:
-            found[f"earlier runs are judged as they are; they were made with {', '.join(changes)}"] = None
-    return list(found)
+            sentences[f"earlier runs are judged as they are; they were made with {', '.join(changes)}"] = None
+    return list(sentences)
 
 
 def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict) -> Path:

@@ -122,7 +122,7 @@ def reference_of(points: Sequence[Point]) -> str:
     return full.pop() if len(full) == 1 else points[0].arm
 
 
-def judge(sweep: Sweep) -> dict[str, Comparison]:
+def judge_sweep(sweep: Sweep) -> dict[str, Comparison]:
     """Compare the arms of a finished sweep group by group, and write the result to its ``comparison.json``.
 
     Arms called ``GROUP/ARM`` are compared within their group; the key of the others is ``""``. Jobs without a run
@@ -147,8 +147,8 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
         without = lost.get(group, [])
         _require_reference(options, [arm for arm, _ in runs], without, sweep)
         arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
-        found = with_relative_paths(_compare(arms, options, _notes(sweep)), sweep.folder)
-        groups[group] = replace(found, objections=(*_lost_arms(without), *found.objections))
+        comparison = with_relative_paths(_compare(arms, options, _notes(sweep)), sweep.folder)
+        groups[group] = replace(comparison, objections=(*_lost_arms(without), *comparison.objections))
     write_comparisons(sweep.paths.comparison, groups)
     return groups
 
@@ -178,24 +178,24 @@ def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
     ]
 
 
-def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: bool) -> Comparison:
+def judge_runs(selectors: Sequence[str], options: ComparisonOptions, *, anyway: bool) -> Comparison:
     """Compare existing runs, grouped into arms whose runs differ only in seed and machine.
 
-    The places are run directories, names of runs below ``outputs``, ``last`` for the newest run, or folders of runs or
-    of sweeps, which stand for all their runs. ``anyway`` compares the runs even if the comparison is unfair.
+    The selectors are run directories, names of runs below ``outputs``, ``last`` for the newest run, or folders of runs
+    or of sweeps, which stand for all their runs. ``anyway`` compares the runs even if the comparison is unfair.
 
     Raises:
         UsageError: There is nothing to compare, or a claimed key does not exist.
         ConfigError: The runs differ in more than the claimed keys.
         StorageError: A path is not a run, or a run is damaged.
     """
-    found: dict[Path, str] = {}
-    for place in places:
-        for path in _runs_of(place):
-            found.setdefault(path.resolve(), place)
-    runs = [measure(read_run(path)) for path in found]
+    selector_by_path: dict[Path, str] = {}
+    for selector in selectors:
+        for path in _runs_of(selector):
+            selector_by_path.setdefault(path.resolve(), selector)
+    runs = [measure(read_run(path)) for path in selector_by_path]
     _require_keys(options.claimed, runs)
-    comparison = _compare(group_runs(runs, places=list(found.values())), options, (), anyway=anyway)
+    comparison = _compare(group_runs(runs, paths=list(selector_by_path.values())), options, (), anyway=anyway)
     fatal = [objection for objection in comparison.objections if objection.fatal]
     if fatal and not anyway:
         problems = [Problem(objection.what, objection.hint) for objection in fatal]
@@ -204,16 +204,16 @@ def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: boo
     return comparison
 
 
-def single_runs(places: Sequence[str]) -> list[RunMeasures]:
-    """Return the measures of runs that are compared as they are; empty if a place, or each arm, has several runs.
+def single_runs(selectors: Sequence[str]) -> list[RunMeasures]:
+    """Return the measures of runs that are compared as they are; empty if a selector, or each arm, has several runs.
 
-    The places are run directories, names of runs below ``outputs``, or ``last``.
+    The selectors are run directories, names of runs below ``outputs``, or ``last``.
     """
-    found = [_runs_of(place) for place in places]
-    runs = [measure(read_run(paths[0])) for paths in found if len(paths) == 1]
-    differ = [[bool(config_differences(one.config, other.config)) for other in runs] for one in runs]
+    path_lists = [_runs_of(selector) for selector in selectors]
+    runs = [measure(read_run(paths[0])) for paths in path_lists if len(paths) == 1]
+    differ = [[bool(config_differences(run.config, other.config)) for other in runs] for run in runs]
     several = all(row.count(False) > 1 for row in differ) and any(map(any, differ))  # arms, each with several runs
-    return [] if len(runs) < len(found) or several else runs
+    return [] if len(runs) < len(path_lists) or several else runs
 
 
 def _compare(
@@ -272,21 +272,21 @@ def _notes(sweep: Sweep) -> list[str]:
     return []
 
 
-def _runs_of(place: str) -> list[Path]:
-    if place == "last":
+def _runs_of(selector: str) -> list[Path]:
+    if selector == "last":
         return [last_run(Path("outputs")).root]
-    path = Path(place)
-    if not path.exists() and (named := Path("outputs") / place).is_dir():
+    path = Path(selector)
+    if not path.exists() and (named := Path("outputs") / selector).is_dir():
         path = named
     if is_sweep(path):
-        return [found for job in read_sweep(path).jobs if ((found := path / job.name) / RUN_JSON).exists()]
+        return [folder for job in read_sweep(path).jobs if ((folder := path / job.name) / RUN_JSON).exists()]
     if not path.is_dir():
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")] if path.parent.is_dir() else [])
         raise UsageError(
-            f"there is no run {place}", f"did you mean {path.parent / near}?" if near else "give a run directory"
+            f"there is no run {selector}", f"did you mean {path.parent / near}?" if near else "give a run directory"
         )
     if not (path / RUN_JSON).exists():
-        below = sorted(found.parent for found in path.rglob(RUN_JSON))
+        below = sorted(file.parent for file in path.rglob(RUN_JSON))
         if below:
             return below
     return [path]

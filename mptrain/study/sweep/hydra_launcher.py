@@ -110,8 +110,8 @@ def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: Run
     )
     with composer.opened() as search:
         hydra: Any = GlobalHydra.instance().hydra  # keep it: composing points replaces the global instance
-    place = f"hydra.sweep.dir={quoted(str(folder))}"
-    asked = [*ours, *words, place, *search]
+    dir_override = f"hydra.sweep.dir={quoted(str(folder))}"
+    asked = [*ours, *words, dir_override, *search]
     try:
         _require_tame(hydra.compose_config(composer.name, asked, RunMode.MULTIRUN).hydra)
         hydra.multirun(composer.name, run, asked, with_log_configuration=False)
@@ -133,19 +133,19 @@ def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: Run
 
 def _require_tame(node: DictConfig) -> None:
     """Raise ConfigError if Hydra's configuration, of which Hydra calls any target, calls anything but sweepers."""
-    found = ["hydra.callbacks would call a callback"] if node.get("callbacks") else []
+    forbidden = ["hydra.callbacks would call a callback"] if node.get("callbacks") else []
     for name in ("sweeper", "launcher"):
         tree: Any = OmegaConf.to_container(node[name], resolve=True)
         own = str(tree.pop("_target_", ""))
         if not is_allowed(own, _SWEEPERS):
-            found.append(f"hydra.{name} would call {own}")
+            forbidden.append(f"hydra.{name} would call {own}")
         for path in _targets(tree):  # Hydra follows any attribute of a module, which may lead out of the package
             try:
                 resolve(path, _PARTS)
             except ConfigError as error:
-                found.append(f"hydra.{name} would call {path}: {error}")
-    if found:
-        raise ConfigError([Problem(f"{what}: not part of a sweeper", "remove it") for what in found])
+                forbidden.append(f"hydra.{name} would call {path}: {error}")
+    if forbidden:
+        raise ConfigError([Problem(f"{what}: not part of a sweeper", "remove it") for what in forbidden])
 
 
 def _targets(tree: Any) -> Iterator[str]:
@@ -170,16 +170,16 @@ def key_of(word: str) -> str:
 
 def _answer(sweep: Sweep, job: SweepJob, words: Sequence[str]) -> JobReturn:
     run = sweep.paths.run(job.name)
-    found = JobReturn(overrides=words, working_dir=str(run), task_name="mptrain", status=JobStatus.FAILED)
+    job_return = JobReturn(overrides=words, working_dir=str(run), task_name="mptrain", status=JobStatus.FAILED)
     summary = summary_of(run) if job.status == "done" else {}
     metric = selected(sweep, summary).get("metric")
     if metric is not None:
-        found.status, found.return_value = JobStatus.COMPLETED, float(metric)
+        job_return.status, job_return.return_value = JobStatus.COMPLETED, float(metric)
     else:
         wanted, names = sweep.plan.get("objective"), ", ".join(summary.get("val") or ()) or "none"
         missing = (
             f"it has no {wanted} on validation data; recorded: {names}" if wanted else "it has no metric of record"
         )
         reason = missing if job.status == "done" else job.reason
-        found.return_value = JobFailedError(f"{job.name}: {reason}")
-    return found
+        job_return.return_value = JobFailedError(f"{job.name}: {reason}")
+    return job_return

@@ -48,7 +48,7 @@ class _Running:
         began: Start time, as all times here on the clock of `time.monotonic`.
         ended: Outcome that the process reported; None before.
         last_words: Time at which it reported the outcome.
-        told: Whether the listener knows of the end.
+        reported: Whether the listener knows of the end.
         orphaned: Time at which the fork server was found dead while the job ran; None if it has not died.
     """
 
@@ -60,7 +60,7 @@ class _Running:
     began: float
     ended: JobOutcome | None = None
     last_words: float = 0.0
-    told: bool = False
+    reported: bool = False
     orphaned: float | None = None
 
 
@@ -85,9 +85,9 @@ class Slots:
         from mptrain.system.device import count_of
 
         threads = max(1, usable_cores() // count) if count > 1 else None
-        found = count_of("cuda")
+        gpu_count = count_of("cuda")
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        return cls(count, threads, tuple(visible[:found]) or tuple(map(str, range(found))))
+        return cls(count, threads, tuple(visible[:gpu_count]) or tuple(map(str, range(gpu_count))))
 
     def environment(self, slot: int, procs: int = 1) -> dict[str, str]:
         """Return ``CUDA_VISIBLE_DEVICES`` for a job whose configuration does not name a GPU; empty without GPUs.
@@ -231,8 +231,8 @@ class _Pool:
             gone = self._has_gone(job)
             if gone:
                 self._hear(job)  # its last messages
-            if (gone or job.ended is not None) and not job.told:  # its process may still be cleaning up
-                job.told = True
+            if (gone or job.ended is not None) and not job.reported:  # its process may still be cleaning up
+                job.reported = True
                 if job.forked:  # on CUDA, memory is in use until the process exits
                     self._release(job)
                 self._listener.ended(job.number, self._judge(job), time.monotonic() - job.began)
@@ -242,11 +242,11 @@ class _Pool:
     def _hear(self, job: _Running) -> None:
         try:
             while job.pipe is not None and job.pipe.poll():
-                said = pickle.loads(job.pipe.recv_bytes())
-                if isinstance(said, JobOutcome):
-                    job.ended, job.last_words = said, time.monotonic()
+                message = pickle.loads(job.pipe.recv_bytes())
+                if isinstance(message, JobOutcome):
+                    job.ended, job.last_words = message, time.monotonic()
                 else:
-                    self._listener.progressed(job.number, said)
+                    self._listener.progressed(job.number, message)
         except (EOFError, OSError, pickle.UnpicklingError):
             if job.pipe is not None:
                 job.pipe.close()

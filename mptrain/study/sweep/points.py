@@ -68,7 +68,7 @@ class Point:
     count: int = 1
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         """Position and label of the point in its sweep, for messages, such as ``point 3/12 (seed=2)``."""
         return f"point {self.number + 1}/{self.count} ({self.label})"
 
@@ -107,7 +107,7 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
     if problems:
         raise ConfigError(problems)
     return [
-        Point(number, combination, tuple(combination[place] for place in sorted(swept)), count=count)
+        Point(number, combination, tuple(combination[index] for index in sorted(swept)), count=count)
         for number, combination in enumerate(itertools.product(*axes))
     ]
 
@@ -134,16 +134,16 @@ def require_keys(points: Sequence[Point], composer: Composer) -> None:
 def _each(points: Sequence[Point], check: Callable[[Point], _Checked]) -> list[_Checked]:
     """Apply a check to every point and return its results, or raise one ConfigError with the problems of all points."""
     first: dict[str, Problem] = {}  # by message only: hints may contain a point's value
-    found: dict[str, list[Point]] = {}
+    points_by_message: dict[str, list[Point]] = {}
     checked = []
     for point in points:
         try:
             checked.append(check(point))
         except ConfigError as error:
             for problem in error.problems:
-                found.setdefault(first.setdefault(problem.what, problem).what, []).append(point)
-    if found:
-        raise ConfigError([named(first[what], bad, len(points)) for what, bad in found.items()])
+                points_by_message.setdefault(first.setdefault(problem.what, problem).what, []).append(point)
+    if points_by_message:
+        raise ConfigError([named(first[what], bad, len(points)) for what, bad in points_by_message.items()])
     return checked
 
 
@@ -163,7 +163,7 @@ def require_devices(points: Sequence[Point]) -> None:
         try:
             require_support(config.precision, resolve_device(config.device))
         except EnvironmentRefused as error:
-            where = f"{point.place}: " if point.count > 1 else ""
+            where = f"{point.description}: " if point.count > 1 else ""
             raise EnvironmentRefused(f"{where}{error}", error.hint) from error
         fine.add((config.precision, config.device))
 
@@ -173,7 +173,7 @@ def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
     if len(bad) == checked:
         return problem
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-    return Problem(f"{bad[0].place}{more}: {problem.what}", problem.hint)
+    return Problem(f"{bad[0].description}{more}: {problem.what}", problem.hint)
 
 
 def check(points: Sequence[Point], composer: Composer, program: Program, *, elsewhere: bool = False) -> list[Point]:
@@ -206,15 +206,15 @@ def require_agreement(points: Sequence[Point], program: Program) -> None:
             alike.setdefault(_what_it_is_made_of(point.config), []).append(point)
     groups = list(alike.values())
     configs = [group[0].config for group in groups if group[0].config is not None]
-    found: dict[Problem, list[Point]] = {}
+    points_by_problem: dict[Problem, list[Point]] = {}
     for number, error in run_in_fork(functools.partial(disagreements, configs), program.modules):
         if not isinstance(error, ConfigError):
             [problem] = [named(Problem(str(error), error.hint), groups[number], len(points))]
             raise type(error)(problem.what, problem.hint)
         for problem in error.problems:
-            found.setdefault(problem, []).extend(groups[number])
-    if found:
-        raise ConfigError([named(problem, bad, len(points)) for problem, bad in found.items()])
+            points_by_problem.setdefault(problem, []).extend(groups[number])
+    if points_by_problem:
+        raise ConfigError([named(problem, bad, len(points)) for problem, bad in points_by_problem.items()])
 
 
 def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
@@ -223,7 +223,7 @@ def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
     Return ``(index, error)`` for each, ordered by index. Data sets and tasks are built in the calling process, one data
     set at a time.
     """
-    found: list[tuple[int, MptrainError]] = []
+    errors: list[tuple[int, MptrainError]] = []
     held: tuple[str, Dataset | MptrainError] | None = None  # one data set at a time: they may be large
     for number, config in sorted(enumerate(configs), key=lambda item: _data_of(item[1])):
         if held is None or held[0] != _data_of(config):
@@ -234,8 +234,8 @@ def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
                 raise held[1]
             _require_together(config, held[1])
         except MptrainError as error:
-            found.append((number, error.with_traceback(None)))
-    return sorted(found, key=lambda item: item[0])
+            errors.append((number, error.with_traceback(None)))
+    return sorted(errors, key=lambda item: item[0])
 
 
 def _load(config: Config) -> Dataset | MptrainError:

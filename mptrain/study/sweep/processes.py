@@ -99,11 +99,11 @@ def answer(question: bytes, pipe: Connection) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     try:
-        found: tuple[Any, BaseException | None] = (pickle.loads(question)(), None)
+        reply: tuple[Any, BaseException | None] = (pickle.loads(question)(), None)
     except MptrainError as error:
-        found = (None, error)
+        reply = (None, error)
     with contextlib.suppress(BrokenPipeError):  # a signal has ended the caller
-        pipe.send_bytes(pickle.dumps(found))
+        pipe.send_bytes(pickle.dumps(reply))
 
 
 def forked(target: Callable[..., None], *arguments: Any) -> Process:

@@ -277,9 +277,9 @@ class _Record(Listener):
 
 def _spec(sweep: Sweep, job: SweepJob) -> JobSpec:
     """Return the job with overrides that set its own run directory and resume an unfinished run there."""
-    places = (f"run.root={quoted(str(sweep.folder))}", f"run.name={quoted(job.name)}", "run.resume=auto")
+    run_overrides = (f"run.root={quoted(str(sweep.folder))}", f"run.name={quoted(job.name)}", "run.resume=auto")
     run, log = sweep.paths.run(job.name).absolute(), sweep.paths.log(job.name).absolute()
-    return JobSpec(job.number, (*job.overrides, *places), run, log)
+    return JobSpec(job.number, (*job.overrides, *run_overrides), run, log)
 
 
 def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
@@ -338,5 +338,5 @@ def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
 
 def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, LockHolder]:
     jobs = [job for job in sweep.jobs if job.number in numbers]
-    found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}
-    return {number: holder for number, holder in found.items() if holder is not None}
+    holders = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}
+    return {number: holder for number, holder in holders.items() if holder is not None}

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import secrets
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from mptrain.config.launcher import Launcher
@@ -105,7 +101,7 @@ class SlurmExecutor:
         with SignalListener() as interrupts:
             queue = _Queue(executor, launcher, folder, listener, interrupts)
             try:
-                queue.run(submissions, launcher.at_once or (1 if launcher.executor == "local" else len(jobs)))
+                queue.run(submissions, launcher.at_once or len(jobs))
             except KeyboardInterrupt:  # the second Ctrl-C
                 queue.forget()
             except BaseException:
@@ -136,9 +132,9 @@ def require_none_queued(sweep: Path) -> None:
 
     Raise StorageError, which lists their ids, if there are any.
     """
-    found = [one for path in sorted((sweep / FOLDER).glob(f"*/{JOBS_JSON}")) for one in _still_queued(path)]
-    if found:
-        numbers = " ".join(found)
+    queued = [job_id for path in sorted((sweep / FOLDER).glob(f"*/{JOBS_JSON}")) for job_id in _still_queued(path)]
+    if queued:
+        numbers = " ".join(queued)
         raise StorageError(
             f"jobs of {sweep} are still queued or running: {numbers}", f"wait for them, or: scancel {numbers}"
         )
@@ -147,45 +143,35 @@ def require_none_queued(sweep: Path) -> None:
 def _still_queued(path: Path) -> list[str]:
     try:
         named = json.loads(read_text(path))["jobs"]
-        numbers = [one for one in named if re.fullmatch(r"[0-9]{1,18}", one)]
-        submitit = load_extra("submitit", "slurm", "--launcher") if numbers else None
+        numbers = [job_id for job_id in named if re.fullmatch(r"[0-9]{1,18}", job_id)]
+        submitit = _submitit() if numbers else None
     except (OSError, ValueError, TypeError, LookupError, RecursionError, EnvironmentRefused):
         return []
-    handles = [submitit.SlurmJob(path.parent, one) for one in numbers] if submitit is not None else []
-    states = [_state(handle, "cache" if place else "force") for place, handle in enumerate(handles)]
-    return [one for one, state in zip(numbers, states, strict=True) if state in _ALIVE and state != "UNKNOWN"]
+    handles = [submitit.SlurmJob(path.parent, job_id) for job_id in numbers] if submitit is not None else []
+    states = [_state(handle, "cache" if index else "force") for index, handle in enumerate(handles)]
+    return [job_id for job_id, state in zip(numbers, states, strict=True) if state in _ALIVE and state != "UNKNOWN"]
 
 
-def require_scheduler(launcher: Launcher) -> None:
+def require_scheduler() -> None:
     """Check that the scheduler on which a sweep will run its jobs is available, before the sweep's folder is created.
 
     Raise EnvironmentRefused if submitit is not installed, or this machine has no Slurm.
     """
-    submitit = _submitit(launcher)
-    if launcher.executor == "slurm" and submitit.SlurmExecutor.affinity() < 0:
+    if _submitit().SlurmExecutor.affinity() < 0:
         raise EnvironmentRefused(
             "--launcher: there is no srun on this machine, so it is not part of a Slurm cluster",
-            "start the sweep on a machine with sbatch, or try it with --launcher local",
+            "start the sweep on a machine with sbatch, or leave --launcher out: --jobs N trains here",
         )
 
 
-def _submitit(launcher: Launcher) -> Any:
-    return load_extra("submitit", "slurm", f"--launcher with executor {launcher.executor}")
+def _submitit() -> Any:
+    return load_extra("submitit", "slurm", "--launcher")
 
 
 def _executor(launcher: Launcher, folder: Path) -> Any:
-    submitit = _submitit(launcher)
+    submitit = _submitit()
     submitit.JobEnvironment.USR_SIG = TIME_IS_UP.name.removeprefix("SIG")  # the signal requested from Slurm
     python = shlex.join(command("-u"))  # submitit appends -m and a module
-    if launcher.executor == "local":
-        _guard_controller()
-        local = submitit.LocalExecutor(folder, python=python)
-        local.update_parameters(
-            timeout_min=launcher.timeout_min,
-            signal_delay_s=launcher.signal_delay_s,
-            gpus_per_node=launcher.gpus_per_node,
-        )
-        return local
     slurm = submitit.SlurmExecutor(folder, python=python)
     asked = {name: getattr(launcher, name) for name in _PASSED_ON if getattr(launcher, name) is not None}
     if launcher.mem_gb is not None:
@@ -194,21 +180,6 @@ def _executor(launcher: Launcher, folder: Path) -> Any:
         asked["gpus_per_node"] = launcher.gpus_per_node
     slurm.update_parameters(time=launcher.timeout_min, additional_parameters={"requeue": True}, **asked)
     return slurm
-
-
-def _guard_controller() -> None:
-    """Keep the controller process of submitit's local executor from searching the current directory for modules.
-
-    submitit starts it as ``python -m submitit.local._local FOLDER`` and has no option for that line. Its module
-    therefore gets a copy of `subprocess` in which Popen starts the same module by `command`.
-    """
-    local: Any = import_module("submitit.local.local")
-
-    def popen(line: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        _python, *words = line
-        return subprocess.Popen(command(*words), **options)
-
-    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
 
 
 #: Launcher keys that have the same name in submitit.
@@ -223,7 +194,6 @@ class _Queue:
         self, executor: Any, launcher: Launcher, folder: Path, listener: Listener, interrupts: SignalListener
     ) -> None:
         self._executor, self._listener, self._interrupts = executor, listener, interrupts
-        self._local = launcher.executor == "local"
         self._list = folder / JOBS_JSON
         self._numbers: list[str] = []
         self._jobs: list[_Job] = []
@@ -252,10 +222,7 @@ class _Queue:
         for job in self._jobs:
             # The job may have ended, or the scheduler may not answer; the job's result is read in any case.
             with contextlib.suppress(Exception):
-                if self._local:
-                    os.kill(int(job.handle.job_id), signal.SIGTERM)  # submitit's cancel allows a run only one second
-                else:
-                    job.handle.cancel(check=False)
+                job.handle.cancel(check=False)
 
     def forget(self) -> None:
         """Report every remaining job as stopped, and watch none of them any more."""
@@ -264,7 +231,7 @@ class _Queue:
             self._end(job, self._stopped("cancelled"))
 
     def _submit(self, submission: SubmittedJob) -> None:
-        # Jobs of the local executor inherit the mask, so that Ctrl-C and a closed terminal do not reach them.
+        # sbatch inherits the mask: a Ctrl-C that ended it half-way would leave a job that nobody knows.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
         try:
             handle = self._executor.submit(run_submitted_job, submission)
@@ -275,29 +242,28 @@ class _Queue:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._jobs.append(_Job(submission, handle))
-        if not self._local:
-            self._numbers.append(str(handle.job_id))
-            write_atomically(self._list, json.dumps({"executor": "slurm", "jobs": self._numbers}) + "\n")
+        self._numbers.append(str(handle.job_id))
+        write_atomically(self._list, json.dumps({"executor": "slurm", "jobs": self._numbers}) + "\n")
 
     def _look(self) -> None:
         """Read the results of jobs and, at longer intervals, their states from the scheduler."""
         now = time.monotonic()
-        asking = self._local or now - self._asked > (_ASK if self._stopping is None else _ASK_AGAIN)
+        asking = now - self._asked > (_ASK if self._stopping is None else _ASK_AGAIN)
         if asking:
             self._asked = now
-        for place, job in enumerate(list(self._jobs)):
-            told = read_result(job.submission.result)
-            if told is not None and told.status != "waiting" and job.began is None:
+        for index, job in enumerate(list(self._jobs)):
+            outcome = read_result(job.submission.result)
+            if outcome is not None and outcome.status != "waiting" and job.began is None:
                 job.began = now
                 self._listener.started(job.submission.job.number)
-            if told is not None and told.status in ("done", "failed", "interrupted"):
-                self._end(job, told)
+            if outcome is not None and outcome.status in ("done", "failed", "interrupted"):
+                self._end(job, outcome)
             elif asking:
-                self._judge(job, told, _state(job.handle, "cache" if place else "force"))
+                self._judge(job, outcome, _state(job.handle, "cache" if index else "force"))
             if job in self._jobs and self._stopping is not None and now - self._stopping > _LEAVING:
                 self._end(job, self._stopped("cancelled"))
 
-    def _judge(self, job: _Job, told: JobOutcome | None, state: str) -> None:
+    def _judge(self, job: _Job, outcome: JobOutcome | None, state: str) -> None:
         """Record the end of a job that the scheduler has ended, unless its result may still arrive."""
         now = time.monotonic()
         job.preempted = (job.preempted or now) if state == "PREEMPTED" else None
@@ -305,11 +271,11 @@ class _Queue:
             job.over = None
             return
         job.over = job.over or now
-        if told is not None and told.status == "preempted":
-            self._end(job, told)
-        elif self._stopping is not None and (told is None or told.status == "waiting"):
+        if outcome is not None and outcome.status == "preempted":
+            self._end(job, outcome)
+        elif self._stopping is not None and (outcome is None or outcome.status == "waiting"):
             self._end(job, self._stopped("cancelled before it started"))
-        elif now - job.over > (_TICK if self._local else _LATE):
+        elif now - job.over > _LATE:
             what = f"its job {job.handle.job_id} ended as {state} without a result"
             cancelled = self._stopping is not None or state.startswith(("CANCELLED", "PREEMPTED"))
             self._end(job, self._stopped(what) if cancelled else JobOutcome("failed", EXIT_BUG, what))
@@ -319,9 +285,6 @@ class _Queue:
 
     def _end(self, job: _Job, ended: JobOutcome) -> None:
         self._jobs.remove(job)
-        deadline = time.monotonic() + _LATE
-        while self._local and not job.handle.done() and time.monotonic() < deadline:
-            time.sleep(0.02)  # its controller process is cleaning up
         seconds = 0.0 if job.began is None else time.monotonic() - job.began
         self._listener.ended(job.submission.job.number, ended, seconds)
 
@@ -332,8 +295,8 @@ def _state(handle: Any, mode: str) -> str:
     ``mode`` is ``force`` to query the scheduler, which returns the states of all jobs, or ``cache`` to use the
     last such query.
     """
-    found: Callable[..., dict[str, str]] = handle.get_info
+    get_info: Callable[..., dict[str, str]] = handle.get_info
     with contextlib.suppress(Exception):
-        info = found(mode=mode)
+        info = get_info(mode=mode)
         return str(info.get("State") or info.get("jobState") or "UNKNOWN").upper()
     return "UNKNOWN"

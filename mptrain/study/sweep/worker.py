@@ -174,11 +174,11 @@ def _finish(submission: SubmittedJob, ended: JobOutcome) -> None:
 def read_result(path: Path) -> JobOutcome | None:
     """Read the status that a submitted job wrote last; None if there is none yet or the file is unreadable."""
     try:
-        found = JobOutcome(**json.loads(read_text(path)))
+        saved = JobOutcome(**json.loads(read_text(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    fine = found.status in get_args(JobStatus) and isinstance(found.reason, str) and isinstance(found.code, int | None)
-    return found if fine else None
+    fine = saved.status in get_args(JobStatus) and isinstance(saved.reason, str) and isinstance(saved.code, int | None)
+    return saved if fine else None
 
 
 def one_line(error: BaseException) -> str:

@@ -139,18 +139,18 @@ class SoundSplit(IndependentSamples):
         """
         asked = [(self.clips[int(self._clip_of[index])], int(self._begins[index])) for index in indices]
 
-        def read(place: int) -> tuple[Clip, int, Tensor]:
-            clip, begin = asked[place]
+        def read(position: int) -> tuple[Clip, int, Tensor]:
+            clip, begin = asked[position]
             wave = self.wave_of(clip.name)
             if len(wave) <= begin:
                 raise RecordingError(clip.name, f"has {len(wave)} samples, but its header says {clip.samples}")
             return clip, begin, wave
 
         names = [clip.name for clip, _ in asked]
-        found = self.faults.usable("recording", names, read, (RecordingError,), attrgetter("reason"))
-        clips, begins, waves = zip(*found, strict=True)
-        rows = [self._around(wave, begin) for _, begin, wave in found]
-        lengths = [min(self.window, len(wave) - begin) for _, begin, wave in found]
+        windows = self.faults.usable("recording", names, read, (RecordingError,), attrgetter("reason"))
+        clips, begins, waves = zip(*windows, strict=True)
+        rows = [self._around(wave, begin) for _, begin, wave in windows]
+        lengths = [min(self.window, len(wave) - begin) for _, begin, wave in windows]
         more = {
             "begins": torch.tensor(begins),
             "lengths": torch.tensor(lengths),
@@ -202,12 +202,12 @@ class SoundDataset(SplitDataset[SoundSplit]):
 
     def describe(self) -> str:
         """Return, for example, ``0.25 s at 8,000 Hz in 256 levels, 4 speakers, from 9 and 1 recordings``."""
-        told = f", {len(self.speakers)} speakers" if len(self.speakers) > 1 else ""
-        told += ", text" if self.alphabet else ""
+        conditioning = f", {len(self.speakers)} speakers" if len(self.speakers) > 1 else ""
+        conditioning += ", text" if self.alphabet else ""
         *first, last = (f"{len(split.clips):,}" for split in self.splits.values())
         counts = f"{', '.join(first)} and {last} recordings" if first else f"{last} recording{'s' * (last != '1')}"
         seconds = self.splits["train"].window / self.rate
-        return f"{seconds:.3g} s at {self.rate:,} Hz in {self.levels} levels{told}, from {counts}"
+        return f"{seconds:.3g} s at {self.rate:,} Hz in {self.levels} levels{conditioning}, from {counts}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Return levels, int64 ``[N, L]`` with L = context + window, and the next level of each on the device.
@@ -220,17 +220,17 @@ class SoundDataset(SplitDataset[SoundSplit]):
         batch = batch.to(device)
         levels = encode(batch.inputs.float() / _FULL_SCALE, self.levels)
         inputs, targets = levels[:, :-1], levels[:, 1:]
-        places = torch.arange(targets.shape[1], device=device) - self.splits["train"].context
-        within = (places >= 0) & (places < batch.extras["lengths"][:, None])
+        positions = torch.arange(targets.shape[1], device=device) - self.splits["train"].context
+        within = (positions >= 0) & (positions < batch.extras["lengths"][:, None])
         more: dict[str, Tensor] = {}
         if len(self.speakers) > 1:
             more["speaker"] = batch.extras["speaker"]
         if self.alphabet:
-            times = (batch.extras["begins"][:, None] + places).clamp_min(0)
+            times = (batch.extras["begins"][:, None] + positions).clamp_min(0)
             letters = batch.extras["letters"][:, None]
-            said = times * letters // batch.extras["clip_lengths"][:, None]
+            letter_index = times * letters // batch.extras["clip_lengths"][:, None]
             more["text"] = batch.extras["text"]
-            more["place"] = said.minimum(letters - 1).clamp_min(0)
+            more["place"] = letter_index.minimum(letters - 1).clamp_min(0)
         return Batch(inputs, targets.masked_fill(~within, IGNORED), batch.counts, more)
 
 

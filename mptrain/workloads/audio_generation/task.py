@@ -74,8 +74,8 @@ class RawAudio(OneNetworkTask):
         recorded = targets[:, begin : begin + count]
         silence = audio_dataset.encode(torch.zeros_like(recorded, dtype=torch.float32), self.levels)
         recorded = torch.where(recorded >= 0, recorded, silence)
-        told = more["speaker"].tolist() if "speaker" in more and self.speaker_names else []
-        whose = [f" of {self.speaker_names[number]}" for number in told] or [""] * len(levels)
+        speakers = more["speaker"].tolist() if "speaker" in more and self.speaker_names else []
+        whose = [f" of {self.speaker_names[number]}" for number in speakers] or [""] * len(levels)
         heard = (
             ("drawn", levels, "Continuation of a recording{} by the model."),
             ("recorded", recorded, "True continuation of that recording{}."),

@@ -116,7 +116,7 @@ class Batch:
         inputs = change(self.inputs)
         targets = inputs if self.targets is self.inputs else change(self.targets)
         return replace(
-            self, inputs=inputs, targets=targets, extras={name: change(one) for name, one in self.extras.items()}
+            self, inputs=inputs, targets=targets, extras={name: change(tensor) for name, tensor in self.extras.items()}
         )
 
     def _cut(self, begin: int, end: int) -> Batch:

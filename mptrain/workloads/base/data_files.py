@@ -53,12 +53,12 @@ def hidden_noted() -> Iterator[list[str]]:
     """Give a list that has a sentence, after the ``with`` block, if searches in it have left out hidden data."""
     global _hidden
     before, _hidden = _hidden, {}
-    said: list[str] = []
+    sentences: list[str] = []
     try:
-        yield said
+        yield sentences
         if _hidden:
             count = f"{len(_hidden):,} hidden file{'s or folders' if len(_hidden) > 1 else ' or folder'}"
-            said.append(f"left out: {count}, such as {next(iter(_hidden))}")
+            sentences.append(f"left out: {count}, such as {next(iter(_hidden))}")
     finally:
         _hidden = before
 
@@ -102,7 +102,7 @@ def walk(
         DataError: A data file is a named pipe, a socket or a device; or nearly all of more than `MOST_OTHERS` entries
             are no data files.
     """
-    found = others = 0
+    data_files = others = 0
     waiting: list[tuple[str, tuple[str, ...]]] = [(str(folder), (os.path.realpath(folder),))]
     while waiting:
         parent, within = waiting.pop()
@@ -115,19 +115,19 @@ def walk(
                 if is_hidden(entry, data=is_folder or _has_suffix(entry.name, suffixes)):
                     continue
                 if is_folder:
-                    place = os.path.realpath(entry.path) if entry.is_symlink() else f"{within[-1]}/{entry.name}"
-                    if place not in within and (links or not entry.is_symlink()):
-                        folders[entry.name] = place
+                    real_path = os.path.realpath(entry.path) if entry.is_symlink() else f"{within[-1]}/{entry.name}"
+                    if real_path not in within and (links or not entry.is_symlink()):
+                        folders[entry.name] = real_path
                     continue
                 names.append(entry.name)
                 if _has_suffix(entry.name, suffixes):
-                    found += 1
+                    data_files += 1
                     is_file = special or entry.is_file(follow_symlinks=False)
                     if not is_file and (why := special_file(entry.path)):
                         raise DataError(f"{entry.path} cannot be read: {why}", "keep regular files only")
                     continue
                 others += 1
-                if others > MOST_OTHERS + 10 * found:
+                if others > MOST_OTHERS + 10 * data_files:
                     kinds = " ".join(sorted(suffixes))
                     raise DataError(
                         f"more than {MOST_OTHERS:,} files and folders below {folder} are no {kinds}",
@@ -201,14 +201,14 @@ def fetching(what: str, root: Path, folder: Path | None = None) -> Iterator[None
         DataError: The download failed: no network, no space, wrong checksum or a damaged archive. Other exceptions pass
             through unchanged.
     """
-    place = folder or root
-    new = [one for one in (place, *place.parents) if not one.exists()]
+    innermost = folder or root
+    new = [path for path in (innermost, *innermost.parents) if not path.exists()]
     try:
         yield
     except BaseException as error:
         with contextlib.suppress(OSError):  # not empty, or never created
-            for one in new:
-                one.rmdir()
+            for path in new:
+                path.rmdir()
         if not isinstance(error, _NOT_DOWNLOADED):
             raise
         raise DataError(
@@ -258,28 +258,29 @@ class Faults:
 
     Attributes:
         on_error: Reaction to an unusable sample: ``stop`` raises an error at the first one; ``skip`` leaves it out.
-        found: Reason for each sample left out so far, by file or index.
+        unusable: Reason for each sample left out so far, by file or index.
         remarks: Kind of conversion, such as ``palette``, of each file converted so far.
     """
 
     on_error: OnError = "stop"
-    found: dict[str, str] = field(default_factory=dict)
+    unusable: dict[str, str] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of samples in ``found`` and of files in ``remarks`` so far, to pass to `since`."""
-        return len(self.found), len(self.remarks)
+        """Return the numbers of samples in ``unusable`` and of files in ``remarks`` so far, to pass to `since`."""
+        return len(self.unusable), len(self.remarks)
 
     def since(self, counts: tuple[int, int]) -> Faults:
         """Return what was added after an earlier call of `counts`; a worker process sends it with each batch."""
         new = (
-            islice(known.items(), count, None) for known, count in zip((self.found, self.remarks), counts, strict=True)
+            islice(known.items(), count, None)
+            for known, count in zip((self.unusable, self.remarks), counts, strict=True)
         )
         return Faults(self.on_error, *map(dict, new))
 
     def add(self, other: Faults) -> None:
         """Add what another process (a worker of the loader) found."""
-        self.found.update(other.found)
+        self.unusable.update(other.unusable)
         self.remarks.update(other.remarks)
 
     def report(self, problems: dict[str, str], hint: str = "fix or remove it", *, skippable: bool = True) -> None:
@@ -307,12 +308,12 @@ class Faults:
             more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
             otherwise = ", or set dataset.on_error=skip to skip and count such samples" if skippable else ""
             raise UnusableSample(f"{name}: {reason}{more}", f"{hint}{otherwise}")
-        self.found.update(problems)
+        self.unusable.update(problems)
 
     def first(self) -> str:
         """Return the first unusable sample with its reason, to end a sentence that nothing is left; empty if none."""
-        found = self.found or ({} if _check is None else {**_check.stopping, **_check.skipped})
-        return next((f": {name}: {reason}" for name, reason in found.items()), "")
+        reasons = self.unusable or ({} if _check is None else {**_check.stopping, **_check.skipped})
+        return next((f": {name}: {reason}" for name, reason in reasons.items()), "")
 
     def usable(
         self,
@@ -330,18 +331,18 @@ class Faults:
         Raises:
             DataError: A sample is unusable and ``on_error`` is ``stop``, or none of them is usable.
         """
-        found = []
-        for place, name in enumerate(names):
+        samples = []
+        for position, name in enumerate(names):
             try:
-                found.append(read(place))
+                samples.append(read(position))
             except errors as error:
                 self.report({name: reason(error)})
-        if not found:
+        if not samples:
             raise DataError(
                 f"no {kind} of the batch is usable; the first is {names[0]}",
                 "fix or remove the files, or use a larger train.batch_size",
             )
-        return found
+        return samples
 
 
 def by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:

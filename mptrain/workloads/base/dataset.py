@@ -71,7 +71,7 @@ class Split(Protocol):
     @property
     def skipped(self) -> int:
         """Number of unusable samples, or of files with samples, that this split left out so far."""
-        return len(self.faults.found)
+        return len(self.faults.unusable)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         """Return the indices of one epoch's samples, int64 ``[len(self)]``, in the order in which batches take them.
@@ -240,8 +240,8 @@ def _identity(path: str) -> bytes:
             size = os.fstat(file.fileno()).st_size
             if size <= WHOLE:
                 return file.read()
-            places = (0, (size - PART) // 2, size - PART)
-            return b"".join([str(size).encode(), *(os.pread(file.fileno(), PART, place) for place in places)])
+            offsets = (0, (size - PART) // 2, size - PART)
+            return b"".join([str(size).encode(), *(os.pread(file.fileno(), PART, offset) for offset in offsets)])
     except OSError:
         return os.fsencode(path)
 

@@ -41,34 +41,34 @@ def torch_parts(made: Any) -> dict[str, Any]:
     else gives an empty result.
     """
     if isinstance(made, TorchDataset | DataLoader) or _is_pair(made):
-        found = {"train": made}
+        parts = {"train": made}
     elif isinstance(made, Mapping):
-        found = {_ALSO.get(name, str(name)): part for name, part in made.items()}
-        if len(found) < len(made):
+        parts = {_ALSO.get(name, str(name)): part for name, part in made.items()}
+        if len(parts) < len(made):
             raise DataError(f"data has two parts of one kind: {', '.join(map(str, made))}", "leave one of them out")
-        if odd := [name for name in found if name not in _PARTS]:
+        if odd := [name for name in parts if name not in _PARTS]:
             raise DataError(f"data has the part {odd[0]!r}", f"parts are {', '.join(_PARTS)}")
     elif isinstance(made, Sequence):
         if len(made) > len(_PARTS):
             raise DataError(f"data has {len(made)} parts", f"parts are {', '.join(_PARTS)}, in this order")
-        found = dict(zip(_PARTS, made, strict=False))
+        parts = dict(zip(_PARTS, made, strict=False))
     else:
-        found = {name: getattr(made, name) for name in _PARTS if hasattr(made, name)}
-    found = {name: part for name, part in found.items() if part is not None}
-    for name, part in found.items():
+        parts = {name: getattr(made, name) for name in _PARTS if hasattr(made, name)}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    for name, part in parts.items():
         if _is_pair(part) and not (part[0].dim() and part[0].shape[:1] == part[1].shape[:1]):
-            shapes = " and ".join(str(list(one.shape)) for one in part)
+            shapes = " and ".join(str(list(tensor.shape)) for tensor in part)
             raise DataError(f"{name} is a pair of tensors {shapes}", "give both the length of the samples")
         if isinstance(part, IterableDataset | DataLoader):
             why = "a run makes its own batches, and resumes by the index of a sample"
             raise DataError(f"{name} is {instance(part)}: {why}", "give a map-style torch.utils.data.Dataset")
-    found = {name: TensorDataset(*part) if _is_pair(part) else part for name, part in found.items()}
-    known = all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in found.values())
-    return found if "train" in found and known else {}
+    parts = {name: TensorDataset(*part) if _is_pair(part) else part for name, part in parts.items()}
+    known = all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts.values())
+    return parts if "train" in parts and known else {}
 
 
 def _is_pair(part: Any) -> bool:
-    return isinstance(part, tuple) and len(part) == 2 and all(isinstance(one, Tensor) for one in part)
+    return isinstance(part, tuple) and len(part) == 2 and all(isinstance(tensor, Tensor) for tensor in part)
 
 
 class MapSplit(IndependentSamples):
@@ -110,8 +110,8 @@ class MapSplit(IndependentSamples):
         try:
             inputs, targets = default_collate(pairs)
         except (TypeError, RuntimeError) as error:
-            said = str(error).partition("\n")[0]
-            raise DataError(f"{self.name} samples make no batch: {said}", "return tensors of one shape") from error
+            message = str(error).partition("\n")[0]
+            raise DataError(f"{self.name} samples make no batch: {message}", "return tensors of one shape") from error
         if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
             kinds = " and ".join(map(instance, pairs[0]))
             raise DataError(f"{self.name} samples are pairs of {kinds}", _PAIR)
@@ -124,8 +124,8 @@ class MapSplit(IndependentSamples):
         try:
             sample = self.samples[index]
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise DataError(f"{self.name} sample {index} cannot be read: {said}", "fix or remove it") from error
+            message = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise DataError(f"{self.name} sample {index} cannot be read: {message}", "fix or remove it") from error
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise DataError(f"{self.name} sample {index} is {instance(sample)}", _PAIR)
         return sample[0], sample[1]
@@ -151,8 +151,8 @@ class MapSplit(IndependentSamples):
 
     def class_names(self) -> tuple[str, ...]:
         """Return ``classes`` of the dataset; nothing if a subset has made other targets of those of the dataset."""
-        said = getattr(self.inner, "classes", ())
-        names = tuple(map(str, said)) if isinstance(said, Iterable) else ()  # else a number, or a method
+        classes = getattr(self.inner, "classes", ())
+        names = tuple(map(str, classes)) if isinstance(classes, Iterable) else ()  # else a number, or a method
         other = not self._as_they_are and hasattr(self.inner, "targets") and self._known_targets() is None
         return () if other else names
 
@@ -162,11 +162,11 @@ class MapSplit(IndependentSamples):
         Compared are the first samples of up to `LOOKED_AT` classes.
         """
         try:
-            said = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
-            classes = torch.as_tensor(said)[self._rows].long()
+            targets = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
+            classes = torch.as_tensor(targets)[self._rows].long()
             first = dict(zip(reversed(classes.tolist()), reversed(range(len(classes))), strict=True))
             looked = sorted(first.items())[:LOOKED_AT]
-            return classes if all(int(self.fetch([at], 0, 0).targets) == one for one, at in looked) else None
+            return classes if all(int(self.fetch([at], 0, 0).targets) == label for label, at in looked) else None
         except (TypeError, ValueError, RuntimeError, IndexError):  # none, words, boxes, of another length
             return None
 
@@ -182,7 +182,7 @@ class MapSplit(IndependentSamples):
         )
 
     def _digests_at(self, index: int) -> list[list[bytes]]:
-        return [tensor_digests(one) for one in self.fetch([index], 0, 0).tensors().values()]
+        return [tensor_digests(tensor) for tensor in self.fetch([index], 0, 0).tensors().values()]
 
 
 def _gives_samples_as(kind: type[TorchDataset[Any]], dataset: Any) -> bool:
@@ -223,10 +223,10 @@ class MapDataset(SplitDataset[MapSplit]):
         if not self.class_names:
             known = [split.targets() for split in splits.values()]
             if all(classes is not None for classes in known):
-                found = torch.cat([classes for classes in known if classes is not None]).unique()
-                if found[0] < 0:
-                    raise DataError(f"a target is {int(found[0])}: classes are numbered from 0", "number them so")
-                self.class_names = tuple(map(str, range(int(found[-1]) + 1)))
+                labels = torch.cat([classes for classes in known if classes is not None]).unique()
+                if labels[0] < 0:
+                    raise DataError(f"a target is {int(labels[0])}: classes are numbered from 0", "number them so")
+                self.class_names = tuple(map(str, range(int(labels[-1]) + 1)))
                 self.warnings += _untrained(known[0], len(self.class_names))
 
     @property

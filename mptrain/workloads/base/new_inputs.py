@@ -89,13 +89,13 @@ class NewSplit(IndependentSamples):
         """Return the usable ones of some inputs as a batch without meaningful targets; a dummy if there are none."""
         given = [self.inputs[index] for index in indices]
 
-        def read(place: int) -> Any:
+        def read(position: int) -> Any:
             if not self.source.suffixes:
-                given[place].encode()  # raises UnicodeEncodeError, a ValueError, for what is not UTF-8
-            return self.source.read(given[place], self.faults)
+                given[position].encode()  # raises UnicodeEncodeError, a ValueError, for what is not UTF-8
+            return self.source.read(given[position], self.faults)
 
         try:
-            found = self.faults.usable("input", given, read, self.source.unreadable, _reason)
+            samples = self.faults.usable("input", given, read, self.source.unreadable, _reason)
         except DataError:
             return Batch(torch.empty(0), torch.empty(0), is_dummy=True)
-        return self.source.collate(found)
+        return self.source.collate(samples)

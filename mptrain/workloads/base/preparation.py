@@ -48,7 +48,7 @@ class Preparation:
     def from_card(cls, card: Mapping[str, Any]) -> Preparation:
         """Return the preparation that a `card` describes; raise KeyError, TypeError or ValueError if none."""
         resize = card["resize"]
-        found = cls(
+        preparation = cls(
             mean=tuple(map(float, card["mean"])),
             std=tuple(map(float, card["std"])),
             image_size=int(resize["side"]),
@@ -58,15 +58,15 @@ class Preparation:
             centre=float(resize.get("centre", 1.0)),
         )
         if not (
-            len(found.mean) == len(found.std) in (1, 3)
-            and all(map(math.isfinite, (*found.mean, *found.std, found.full_range)))
-            and min(*found.std, found.full_range, found.centre) > 0
-            and found.channels in (1, 3)
-            and 0 < found.image_size <= MOST_PIXELS
-            and found.fit in (None, "crop", "stretch", "letterbox")
+            len(preparation.mean) == len(preparation.std) in (1, 3)
+            and all(map(math.isfinite, (*preparation.mean, *preparation.std, preparation.full_range)))
+            and min(*preparation.std, preparation.full_range, preparation.centre) > 0
+            and preparation.channels in (1, 3)
+            and 0 < preparation.image_size <= MOST_PIXELS
+            and preparation.fit in (None, "crop", "stretch", "letterbox")
         ):
             raise ValueError("no preparation has these numbers")
-        return found
+        return preparation
 
     def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Return the batch on the device with inputs ``(stored / full_range - mean) / std``, resized, in float32.

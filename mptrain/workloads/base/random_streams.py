@@ -138,14 +138,16 @@ def hold_out_by_name(
         return torch.arange(len(names)), torch.arange(0), torch.arange(0)
     salt = seed.to_bytes(16, "big")
     hashes = [hashlib.blake2b(os.fsencode(name), digest_size=8, salt=salt).digest() for name in names]
-    places = torch.tensor([(int.from_bytes(one, "big") >> 11) * 2.0**-53 for one in hashes], dtype=torch.float64)
-    ascending = [*places.sort().values.tolist(), 1.0]
+    positions = torch.tensor(
+        [(int.from_bytes(digest, "big") >> 11) * 2.0**-53 for digest in hashes], dtype=torch.float64
+    )
+    ascending = [*positions.sort().values.tolist(), 1.0]
     below = ascending[min(int(val), len(names))] if val >= 1 else max(val, ascending[1]) if val else 0.0
     above = min(1.0 - test, ascending[-2]) if test else 1.0
-    beyond = torch.maximum(below - places, places - above)  # how far outside of the range that is trained on
+    beyond = torch.maximum(below - positions, positions - above)  # how far outside of the range that is trained on
     least = torch.full((int(targets.max()) + 1,), 2.0, dtype=torch.float64)
     kept = beyond == least.scatter_reduce(0, targets, beyond, "amin")[targets]
-    held_val, held_test = (places < below) & ~kept, (places >= above) & ~kept
+    held_val, held_test = (positions < below) & ~kept, (positions >= above) & ~kept
     held_test &= ~held_val
     return tuple(part.nonzero().flatten() for part in (~(held_val | held_test), held_val, held_test))
 

@@ -93,10 +93,10 @@ class Classify(OneNetworkTask):
         """
         output = model(batch.inputs)
         logits = (output[0] if isinstance(output, tuple) else output).float()
-        values, found = (part.tolist() for part in logits.softmax(1).topk(min(5, logits.shape[1]), dim=1))
+        values, indices = (part.tolist() for part in logits.softmax(1).topk(min(5, logits.shape[1]), dim=1))
         names = self.class_names or tuple(map(str, range(self.num_classes)))
         answers: list[dict[str, Any]] = []
-        for shares, classes in zip(values, found, strict=True):
+        for shares, classes in zip(values, indices, strict=True):
             if not math.isfinite(shares[0]):
                 answers.append({"class": None, "probability": math.nan, "top": []})
                 continue
@@ -126,9 +126,9 @@ def mixed(batch: Batch, num_classes: int, alpha: float) -> Batch:
     return replace(batch, inputs=inputs, targets=_between(classes, classes[partner], share))
 
 
-def _between(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    share = share.view(-1, *(1,) * (one.dim() - 1))
-    return one * share + other * (1.0 - share)
+def _between(first: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    share = share.view(-1, *(1,) * (first.dim() - 1))
+    return first * share + other * (1.0 - share)
 
 
 #: Epochs, limit of training samples per epoch, batch size, and initial learning rate, which decays linearly to zero.

@@ -49,9 +49,11 @@ def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
     The targets are the boxes in pixels, float32 ``[N, M, 4]``, padded with zeros. ``extras`` contains ``labels``, int64
     ``[N, M]``, padded with `NOTHING`, and ``kinds``, int64 ``[N, M]``.
     """
-    labels = padded([one.labels for one in boxes], NOTHING)
-    kinds = padded([one.kinds for one in boxes])
-    return Batch(images, padded([one.corners for one in boxes]), extras={"labels": labels, "kinds": kinds})
+    labels = padded([annotation.labels for annotation in boxes], NOTHING)
+    kinds = padded([annotation.kinds for annotation in boxes])
+    return Batch(
+        images, padded([annotation.corners for annotation in boxes]), extras={"labels": labels, "kinds": kinds}
+    )
 
 
 class DetectionSplit(IndependentSamples):
@@ -60,7 +62,7 @@ class DetectionSplit(IndependentSamples):
     in_memory = True
 
     def __init__(self, images: Tensor, boxes: Sequence[Boxes]) -> None:
-        if not any(len(one.labels) for one in boxes):
+        if not any(len(annotation.labels) for annotation in boxes):
             raise DataError(f"none of {len(boxes)} pictures has a box", "use pictures with at least one box")
         super().__init__(Faults())
         self.images = images
@@ -80,8 +82,8 @@ class DetectionSplit(IndependentSamples):
 
 def survey_of_boxes(boxes: Sequence[Boxes]) -> Survey:
     """Return the number of boxes of each picture and the class of each box."""
-    counts = torch.tensor([len(one.labels) for one in boxes])
-    labels = torch.cat([one.labels for one in boxes])
+    counts = torch.tensor([len(annotation.labels) for annotation in boxes])
+    labels = torch.cat([annotation.labels for annotation in boxes])
     return Survey(labels, {"boxes": len(labels)}, {"boxes of a picture": counts})
 
 
@@ -104,9 +106,9 @@ class DetectionDataset(ImageDataset):
     @override
     def describe(self) -> str:
         """Return a line such as ``3x300x300, 2 empty boxes left out``."""
-        told = f", {_boxes(self.empty_boxes, 'empty ')} left out" if self.empty_boxes else ""
-        told += f", {_boxes(self.cut_boxes)} clipped at the edge" if self.cut_boxes else ""
-        return super().describe() + told
+        remarks = f", {_boxes(self.empty_boxes, 'empty ')} left out" if self.empty_boxes else ""
+        remarks += f", {_boxes(self.cut_boxes)} clipped at the edge" if self.cut_boxes else ""
+        return super().describe() + remarks
 
 
 def _boxes(count: int, kind: str = "") -> str:

@@ -85,22 +85,22 @@ def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) ->
     missing: set[str] = set()
     there: list[AnnotatedImage] = []
     for picture in pictures:
-        place, name = os.path.split(picture.path)
-        if place not in names:
+        parent, name = os.path.split(picture.path)
+        if parent not in names:
             try:
-                with os.scandir(place) as entries:  # says of most what they are without another call
-                    found = [
-                        one.name
-                        for one in entries
-                        if one.is_file(follow_symlinks=False) or os.path.isfile(one)  # noqa: PTH113
+                with os.scandir(parent) as entries:  # says of most what they are without another call
+                    files = [
+                        file.name
+                        for file in entries
+                        if file.is_file(follow_symlinks=False) or os.path.isfile(file)  # noqa: PTH113
                     ]
-                names[place] = {**{composed(name): name for name in found}, **{name: name for name in found}}
+                names[parent] = {**{composed(name): name for name in files}, **{name: name for name in files}}
             except (OSError, ValueError):
-                names[place] = {}
-        if (stored := names[place].get(name, names[place].get(composed(name)))) is None:
+                names[parent] = {}
+        if (stored := names[parent].get(name, names[parent].get(composed(name)))) is None:
             missing.add(picture.path)
         else:
-            there.append(picture if stored == name else replace(picture, path=os.path.join(place, stored)))  # noqa: PTH118
+            there.append(picture if stored == name else replace(picture, path=os.path.join(parent, stored)))  # noqa: PTH118
     if missing and not folder.is_dir():
         raise DataError(
             f"the picture folder {folder} does not exist",
@@ -130,11 +130,11 @@ class Listing:
     def __init__(self, annotated: Iterable[AnnotatedImage]) -> None:
         paths, sizes, counts = [], [], []
         rows: list[tuple[float, float, float, float, int, int]] = []
-        for one in annotated:
-            paths.append(one.path)
-            sizes.append([min(max(side, 0), _LONGEST) for side in one.size or (0, 0)])
-            counts.append(len(one.boxes))
-            rows += one.boxes
+        for picture in annotated:
+            paths.append(picture.path)
+            sizes.append([min(max(side, 0), _LONGEST) for side in picture.size or (0, 0)])
+            counts.append(len(picture.boxes))
+            rows += picture.boxes
         self.paths = tuple(paths)
         self._sizes = torch.tensor(sizes, dtype=torch.int32).view(-1, 2)
         self._ends = torch.tensor(counts, dtype=torch.int64).cumsum(0)
@@ -182,10 +182,10 @@ def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
     return f"box {number + 1} ({corners}) has no area inside the picture of {width}x{height}"
 
 
-def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, int]) -> None:
+def _require_fit(boxes: Tensor, annotated: tuple[int, int] | None, size: tuple[int, int]) -> None:
     """Raise ValueError if the size of a picture does not match its annotation or its boxes ``[M, 4]``."""
-    if said is not None and said != size:
-        raise ValueError(f"it has {size[0]}x{size[1]} pixels, but its annotation says {said[0]}x{said[1]}")
+    if annotated is not None and annotated != size:
+        raise ValueError(f"it has {size[0]}x{size[1]} pixels, but its annotation says {annotated[0]}x{annotated[1]}")
     if (wrong := wrong_boxes(boxes, *size)) is not None:
         raise ValueError(wrong)
 
@@ -240,20 +240,20 @@ class PictureSplit(IndependentSamples):
         draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.options.augment else [None] * len(indices)
         listed = self.indices[torch.as_tensor(indices)].tolist()
 
-        def read(place: int) -> tuple[Tensor, Boxes]:
-            return self._picture(listed[place], draws[place])
+        def read(position: int) -> tuple[Tensor, Boxes]:
+            return self._picture(listed[position], draws[position])
 
         paths = [self.listing.paths[number] for number in listed]
-        found = self.faults.usable("picture", paths, read, UNDECODABLE, "cannot be used: {}".format)
-        images, boxes = zip(*found, strict=True)
+        samples = self.faults.usable("picture", paths, read, UNDECODABLE, "cannot be used: {}".format)
+        images, boxes = zip(*samples, strict=True)
         return detection_batch(torch.stack(images), boxes)
 
-    def _picture(self, place: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
+    def _picture(self, index: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
         """Return a square picture uint8 ``[C, side, side]`` and its boxes; raise one of `UNDECODABLE` if unusable."""
         side, channels = self.options.side, self.options.depth
-        picture = read_picture(self.listing.paths[place], channels, self.faults)
-        boxes, said = self.listing.boxes(place), self.listing.size(place)
-        _require_fit(boxes.corners, said, picture.size)
+        picture = read_picture(self.listing.paths[index], channels, self.faults)
+        boxes, annotated = self.listing.boxes(index), self.listing.size(index)
+        _require_fit(boxes.corners, annotated, picture.size)
         window = (0, 0, *picture.size) if draws is None else random_window(*picture.size, boxes, draws[1:])
         flips = draws is not None and draws[0] < 0.5
         square, scale = fitted(picture, side, self.options.fit, window, flips=flips)

@@ -78,13 +78,13 @@ class Detect(OneNetworkTask):
 
     @override
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Matches]:
-        found = _on_host(model(batch.inputs))
+        outputs = _on_host(model(batch.inputs))
         corners, labels, kinds = (
             tensor.cpu() for tensor in (batch.targets, batch.extras["labels"], batch.extras["kinds"])
         )
         return [
-            matches_of(one, corners[number], labels[number], kinds[number], self.num_classes)
-            for number, one in enumerate(found)
+            matches_of(output, corners[number], labels[number], kinds[number], self.num_classes)
+            for number, output in enumerate(outputs)
         ]
 
     @override
@@ -93,15 +93,15 @@ class Detect(OneNetworkTask):
 
         A box is left, upper, right and lower edge. Objects with a score below `shown_score` are left out.
         """
-        found = []
-        for one, scale in zip(_on_host(model(batch.inputs)), batch.extras["scale"].cpu(), strict=True):
-            order = one["scores"].argsort(descending=True)
-            certain = order[one["scores"][order] >= self.shown_score]
-            boxes = one["boxes"][certain] / torch.cat([scale, scale])
-            names = [self.class_names[label] if self.class_names else str(label) for label in one["labels"][certain]]
-            rows = zip(names, one["scores"][certain].tolist(), boxes.tolist(), strict=True)
-            found.append({"objects": [{"class": name, "score": score, "box": box} for name, score, box in rows]})
-        return found
+        predictions = []
+        for output, scale in zip(_on_host(model(batch.inputs)), batch.extras["scale"].cpu(), strict=True):
+            order = output["scores"].argsort(descending=True)
+            certain = order[output["scores"][order] >= self.shown_score]
+            boxes = output["boxes"][certain] / torch.cat([scale, scale])
+            names = [self.class_names[label] if self.class_names else str(label) for label in output["labels"][certain]]
+            rows = zip(names, output["scores"][certain].tolist(), boxes.tolist(), strict=True)
+            predictions.append({"objects": [{"class": name, "score": score, "box": box} for name, score, box in rows]})
+        return predictions
 
     @override
     def score(self, answers: Sequence[Matches]) -> dict[str, float]:
@@ -109,31 +109,31 @@ class Detect(OneNetworkTask):
         judge = _judge(self.num_classes)
         judge.params.imgIds = list(range(len(answers)))
         judge._paramsEval = judge.params
-        judge.evalImgs = [one.get(label) for label in range(self.num_classes) for one in answers]
+        judge.evalImgs = [matches.get(label) for label in range(self.num_classes) for matches in answers]
         _silently(type(judge).accumulate)(judge)
         precision = judge.eval["precision"][..., 0, 0]  # [overlap, recall, class]; -1 where a class has no object
-        found = precision[:, :, precision[0, 0] > -1]
-        if not found.size:
+        class_precision = precision[:, :, precision[0, 0] > -1]
+        if not class_precision.size:
             return {"map50": float("nan"), "map": float("nan")}
-        return {"map50": float(found[0].mean()), "map": float(found.mean())}
+        return {"map50": float(class_precision[0].mean()), "map": float(class_precision.mean())}
 
     @override
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """Return ``boxes``: up to nine pictures with true boxes in green (grey if optional) and detections in red."""
         from torchvision.utils import draw_bounding_boxes
 
-        found = _on_host(model(batch.inputs))
+        outputs = _on_host(model(batch.inputs))
         labels, kinds = batch.extras["labels"].cpu(), batch.extras["kinds"].cpu()
         pictures = []
-        for number, one in enumerate(found[:_SHOWN]):
+        for number, output in enumerate(outputs[:_SHOWN]):
             picture, factor = _picture(batch.inputs[number])
             there = labels[number] != NOTHING
             true = batch.targets[number].cpu()[there]
-            certain = one["boxes"][one["scores"] >= self.shown_score]
+            certain = output["boxes"][output["scores"] >= self.shown_score]
             colours = [_TRUE if kind == OBJECT else _LEFT_OUT for kind in kinds[number][there].tolist()]
             boxes = torch.cat([true, certain]) * factor
             usable = (boxes[:, 2:] > boxes[:, :2]).all(1)
-            numbers = torch.cat([labels[number][there], one["labels"][one["scores"] >= self.shown_score]])
+            numbers = torch.cat([labels[number][there], output["labels"][output["scores"] >= self.shown_score]])
             names = [self.class_names[label] if self.class_names else str(label) for label in numbers[usable].tolist()]
             colours = [c for c, keep in zip(colours + [_FOUND] * len(certain), usable.tolist(), strict=True) if keep]
             if usable.any():
@@ -147,7 +147,7 @@ class Detect(OneNetworkTask):
 
 
 def matches_of(
-    found: Mapping[str, Tensor], corners: Tensor, labels: Tensor, kinds: Tensor, num_classes: int
+    detections: Mapping[str, Tensor], corners: Tensor, labels: Tensor, kinds: Tensor, num_classes: int
 ) -> Matches:
     """Match detections with true boxes in one image, at overlaps of .5, .55, ... .95; all tensors are on the host.
 
@@ -162,8 +162,8 @@ def matches_of(
             judge._gts[0, label].append(
                 {"id": number + 1, **_measures(box), "ignore": int(kind != OBJECT), "iscrowd": int(kind == CROWD)}
             )
-    said = (found[name].tolist() for name in ("boxes", "labels", "scores"))
-    for number, (box, label, score) in enumerate(zip(*said, strict=True)):
+    columns = (detections[name].tolist() for name in ("boxes", "labels", "scores"))
+    for number, (box, label, score) in enumerate(zip(*columns, strict=True)):
         judge._dts[0, label].append({"id": number + 1, **_measures(box), "score": score})
     matches = {}
     for label in sorted({label for _, label in [*judge._gts, *judge._dts]}):
@@ -199,11 +199,11 @@ def _losses(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {name: values.float() for name, values in losses.items()}
 
 
-def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+def _on_host(outputs: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Return the detections on the host, with boxes and scores in float32, without those that are not finite."""
     kept = []
-    for one in found:
-        boxes, labels, scores = one["boxes"].float().cpu(), one["labels"].cpu(), one["scores"].float().cpu()
+    for output in outputs:
+        boxes, labels, scores = output["boxes"].float().cpu(), output["labels"].cpu(), output["scores"].float().cpu()
         finite = boxes.isfinite().all(1) & scores.isfinite()
         kept.append({"boxes": boxes[finite], "labels": labels[finite], "scores": scores[finite]})
     return kept

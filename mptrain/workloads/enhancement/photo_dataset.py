@@ -120,16 +120,16 @@ class _PhotoSplit(IndependentSamples):
         ``flips`` says for each crop to flip it vertically, flip it horizontally, and transpose it; empty for none.
         """
 
-        def crop(place: int) -> tuple[Tensor, Tensor]:
-            photo, top, left, side = cuts[place]
+        def crop(position: int) -> tuple[Tensor, Tensor]:
+            photo, top, left, side = cuts[position]
             cut = self.photos.pixels(photo)[:, top : top + side, left : left + side]
-            upright, sideways, transposed = flips[place] if flips else (False, False, False)
+            upright, sideways, transposed = flips[position] if flips else (False, False, False)
             cut = cut.flip([axis for axis, turned in ((1, upright), (2, sideways)) if turned])
-            return cut.transpose(1, 2) if transposed else cut, words[place]
+            return cut.transpose(1, 2) if transposed else cut, words[position]
 
         paths = [self.photos.paths[photo] for photo, *_ in cuts]
-        found = self.faults.usable("photo", paths, crop, UNDECODABLE, "cannot be decoded: {}".format)
-        pictures, used = map(torch.stack, zip(*found, strict=True))
+        crops = self.faults.usable("photo", paths, crop, UNDECODABLE, "cannot be decoded: {}".format)
+        pictures, used = map(torch.stack, zip(*crops, strict=True))
         return Batch(pictures, pictures, extras={"words": used})
 
 
@@ -186,7 +186,7 @@ class TileSplit(_PhotoSplit):
                 for column in range(across)
             ]
             taken = min(self.tiles_per_photo or len(grid), len(grid))
-            self._cuts += [grid[(2 * place + 1) * len(grid) // (2 * taken)] for place in range(taken)]
+            self._cuts += [grid[(2 * index + 1) * len(grid) // (2 * taken)] for index in range(taken)]
 
     def __len__(self) -> int:
         return len(self._cuts)
@@ -300,11 +300,11 @@ class PhotoDataset(Dataset):
             )
 
         def photos(split: str, side: int, key: str) -> Photos:
-            found = Photos(files[split], self._channels, side, key, self.cache_mb, Faults(self.on_error))
-            if not len(found):
+            photo_set = Photos(files[split], self._channels, side, key, self.cache_mb, Faults(self.on_error))
+            if not len(photo_set):
                 hint = f"choose a smaller dataset.{key}, fix the files, or choose dataset=photos"
                 raise DataError(f"{self.name}: no photo of {split} can be used", hint)
-            return found
+            return photo_set
 
         def tiles(split: str) -> TileSplit | None:
             if not files.get(split):

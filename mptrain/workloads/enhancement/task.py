@@ -76,7 +76,7 @@ class Enhance(OneNetworkTask):
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """Return the restored ``picture`` of each input, in 8 bits."""
         restored = in_8_bits(model(batch.inputs)) * 255
-        return [{"picture": one} for one in restored.round().byte().cpu()]
+        return [{"picture": picture} for picture in restored.round().byte().cpu()]
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """Return rows of baseline, model output and target of the pictures that the degradation changed most."""
@@ -152,23 +152,23 @@ def luminance(pictures: Tensor) -> Tensor:
     return (red * _LUMINANCE[0] + green * _LUMINANCE[1] + blue * _LUMINANCE[2] + _BLACK).unsqueeze(1)
 
 
-def psnr(one: Tensor, other: Tensor) -> Tensor:
+def psnr(pictures: Tensor, other: Tensor) -> Tensor:
     """Return the peak signal-to-noise ratio of pairs of pictures ``[N, C, H, W]`` from 0 to 1 in dB; at most 100.
 
     It is float64 ``[N]``, or float32 on devices without float64.
     """
-    error = (in_widest(one) - in_widest(other)).square().mean((1, 2, 3))
+    error = (in_widest(pictures) - in_widest(other)).square().mean((1, 2, 3))
     return -10 * error.clamp_min(LEAST_ERROR).log10()
 
 
-def ssim(one: Tensor, other: Tensor) -> Tensor:
+def ssim(pictures: Tensor, other: Tensor) -> Tensor:
     """Return the structural similarity index (SSIM) of pairs of pictures ``[N, C, H, W]`` from 0 to 1, by scikit-image.
 
     It is the mean over positions and channels as Wang et al. (2004) define it, with their Gaussian window, float64
     ``[N]`` on the host. Only windows inside a picture count, so pictures need at least 11 pixels a side.
     """
     metrics = load_extra("skimage.metrics", *EXTRA)
-    pairs = zip(one.float().cpu().numpy(), other.float().cpu().numpy(), strict=True)
+    pairs = zip(pictures.float().cpu().numpy(), other.float().cpu().numpy(), strict=True)
     values = [
         metrics.structural_similarity(
             *pair, data_range=1.0, channel_axis=0, gaussian_weights=True, sigma=DEVIATION, use_sample_covariance=False

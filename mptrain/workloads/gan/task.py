@@ -220,7 +220,7 @@ def _parts(
     return generator, discriminator, noise
 
 
-def frechet_distance(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
+def frechet_distance(features: NDArray[np.floating], other: NDArray[np.floating]) -> float:
     """Return the squared Fréchet distance of two Gaussians with the means and covariances of two sets of features.
 
     The features, ``[N, D]`` and ``[M, D]``, are of at least two samples each. With classifier features of real and of
@@ -234,9 +234,9 @@ def frechet_distance(one: NDArray[np.floating], other: NDArray[np.floating]) -> 
     The estimate is biased upwards, more so for fewer samples, so compare only equal numbers of samples. It is computed
     in float64; it is at least 0, or NaN where a feature is not finite.
     """
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+    if not (np.isfinite(features).all() and np.isfinite(other).all()):
         return float("nan")
-    mean, root = _gaussian(one.astype(np.float64))
+    mean, root = _gaussian(features.astype(np.float64))
     other_mean, other_root = _gaussian(other.astype(np.float64))
     common = np.linalg.svd(root @ other_root.T, compute_uv=False).sum()
     spread = (root**2).sum() + (other_root**2).sum() - 2.0 * common

@@ -38,9 +38,9 @@ def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
     with the constants and the fallback of torchvision's ``RandomResizedCrop``: after ten failed tries, the largest
     centre crop with an allowed ratio. It is left, upper, right, lower in whole pixels; ``draws`` are 40, in [0, 1).
     """
-    found = _tried(width, height, draws, _AREA, _RATIO)
-    if found is not None:
-        return found
+    box = _tried(width, height, draws, _AREA, _RATIO)
+    if box is not None:
+        return box
     across = min(width, round(height * _RATIO[1]))
     down = min(height, round(width / _RATIO[0]))
     left, upper = (width - across) // 2, (height - down) // 2

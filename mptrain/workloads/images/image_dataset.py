@@ -60,9 +60,9 @@ class ImageDataset(Dataset):
     @property
     def lacks(self) -> dict[str, Problem]:
         """Reason, with a hint, why the data lacks ``num_classes``, if there are fewer than two classes."""
-        found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "not in class folders"
+        arrangement = f"all in one class folder, {self.class_names[0]}" if self.class_names else "not in class folders"
         hint = "put those of each class into ROOT/CLASS; model=dcgan needs no classes"
-        problem = Problem(f"the images are {found}, and at least two classes are needed", hint)
+        problem = Problem(f"the images are {arrangement}, and at least two classes are needed", hint)
         return {"num_classes": problem} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:

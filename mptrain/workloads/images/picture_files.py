@@ -44,7 +44,7 @@ _FORMATS = {
 EXTENSIONS = frozenset(_FORMATS)
 
 #: All formats that are read, whatever the name of the file. Others, such as PostScript, would start programs.
-_READ = sorted({one for formats in _FORMATS.values() for one in formats} - {"MPO"})  # which the reader of JPEG reads
+_READ = sorted({name for formats in _FORMATS.values() for name in formats} - {"MPO"})  # which the reader of JPEG reads
 
 #: Pillow's exceptions for files that are empty, truncated, of another format, or of far too many pixels.
 UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
@@ -166,27 +166,27 @@ def _bits(file: ImageFile) -> int:
 
 def _remarks(file: ImageFile, path: str) -> list[str]:
     """Return remarks on how a file differs from plain 8-bit RGB or grey, with the conversion."""
-    found = []
+    remarks = []
     if _bits(file) > 8 or _has_16_bits(file):
-        found.append("16-bit (the high byte is used)")
+        remarks.append("16-bit (the high byte is used)")
     elif file.mode == "P":
-        found.append("palette")
+        remarks.append("palette")
     elif file.mode not in _OFTEN:
-        found.append(file.mode)
+        remarks.append(file.mode)
     if file.mode.endswith(("A", "a")) or "transparency" in file.info:
-        found.append("transparency (left out)")
+        remarks.append("transparency (left out)")
     if file.format in _WITH_FRAMES and getattr(file, "is_animated", False):
-        found.append("several frames (the first is used)")
+        remarks.append("several frames (the first is used)")
     if min(file.size) == 1:
-        found.append(f"{file.width}x{file.height} pixels")
+        remarks.append(f"{file.width}x{file.height} pixels")
     if file.format != "TIFF" and {"exif", "xmp", "XML:com.adobe.xmp"} & file.info.keys():
         with contextlib.suppress(Exception):  # a damaged description is no fault of the pixels
             if file.getexif().get(_ORIENTATION, 1) > 1:
-                found.append("turned by its EXIF orientation (which is ignored)")
+                remarks.append("turned by its EXIF orientation (which is ignored)")
     ending = path[path.rfind(".") :]
     if file.format not in _FORMATS.get(ending.lower(), (file.format,)):
-        found.append(f"{file.format} named {ending}")
-    return found
+        remarks.append(f"{file.format} named {ending}")
+    return remarks
 
 
 def _has_16_bits(file: ImageFile) -> bool:
@@ -225,11 +225,11 @@ class Unlisted:
 
     def sentences(self) -> tuple[str, ...]:
         """Return what is left out, one sentence for each extension and folder."""
-        said = [f"{folder} is not used: {reason}" for folder, reason in self.folders.items()]
+        sentences = [f"{folder} is not used: {reason}" for folder, reason in self.folders.items()]
         for ending, count in self.extensions.most_common():
             files = f"{ending} file{'s' * (count != 1)}".strip() + " without extension" * (not ending)
-            said.append(f"no pictures, left out: {count:,} {files}, such as {self.examples[ending]}")
-        return tuple(said)
+            sentences.append(f"no pictures, left out: {count:,} {files}, such as {self.examples[ending]}")
+        return tuple(sentences)
 
 
 @dataclass(frozen=True)
@@ -309,8 +309,8 @@ def find_classes(root: Path) -> tuple[str, ...]:
         DataError: The folder cannot be read.
     """
     try:
-        found = [entry.name for entry in root.iterdir() if entry.is_dir() and not is_hidden(entry)]
-        return tuple(sorted(found, key=composed))
+        names = [entry.name for entry in root.iterdir() if entry.is_dir() and not is_hidden(entry)]
+        return tuple(sorted(names, key=composed))
     except OSError as error:
         raise DataError(
             f"image folder {root} cannot be read: {error.strerror}",

@@ -228,10 +228,10 @@ def divide(documents: Sequence[str], val_share: float, test_share: float) -> dic
 def _cut(text: str, ends: Iterable[int], wanted: int, tolerance: int) -> int:
     low, high = wanted - tolerance, wanted + tolerance
     seams = ((match.end() for match in seam.finditer(text, max(0, low), high)) for seam in _SEAMS)
-    for places in (ends, *seams):
-        near = [place for place in places if low < place < high]
+    for positions in (ends, *seams):
+        near = [position for position in positions if low < position < high]
         if near:
-            return min(near, key=lambda place: abs(place - wanted))
+            return min(near, key=lambda position: abs(position - wanted))
     return wanted
 
 

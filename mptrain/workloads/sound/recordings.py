@@ -271,9 +271,9 @@ def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> 
     else, such as a beep, silence or screaming monkeys, has no speech. Listed prompts without a recording are skipped:
     the list has one. DataError is raised if the list or the recordings are missing, or the list cannot be read.
     """
-    for place in (transcripts, sounds):
-        if not place.exists():
-            raise DataError(f"Asterisk prompts not found: looked for {place}", _HINT)
+    for source in (transcripts, sounds):
+        if not source.exists():
+            raise DataError(f"Asterisk prompts not found: looked for {source}", _HINT)
     try:
         content = read_bytes(transcripts)
         text = (gzip.decompress(content) if transcripts.suffix == ".gz" else content).decode()

@@ -179,7 +179,7 @@ class InputFormat:
         if foreign := self.alphabet.problem(text):
             return foreign
         given = -(-self.features.frames(samples) // self.stride)
-        needed = len(text) + sum(one == other for one, other in pairwise(text))
+        needed = len(text) + sum(letter == other for letter, other in pairwise(text))
         if needed > given:
             return f"its transcript of {len(text)} letters needs {needed} frames, but the network has {given}"
         return ""

@@ -110,8 +110,8 @@ class SpeechSplit(Split):
 
     @override
     def survey(self) -> Survey:
-        seconds = torch.tensor([one.samples / self.form.features.rate for one in self.utterances])
-        letters = torch.tensor([len(one.text) for one in self.utterances])
+        seconds = torch.tensor([utterance.samples / self.form.features.rate for utterance in self.utterances])
+        letters = torch.tensor([len(utterance.text) for utterance in self.utterances])
         return Survey(lengths={"seconds": seconds, "letters": letters})
 
     @override
@@ -127,15 +127,15 @@ class SpeechSplit(Split):
         """
         asked = [self.utterances[index] for index in indices]
 
-        def read(place: int) -> tuple[Tensor, Tensor]:
-            text, wave = asked[place].text, self.wave_of(asked[place].name)
+        def read(position: int) -> tuple[Tensor, Tensor]:
+            text, wave = asked[position].text, self.wave_of(asked[position].name)
             if reason := self.form.problem(text, len(wave)):
-                raise RecordingError(asked[place].name, reason)
+                raise RecordingError(asked[position].name, reason)
             return wave, torch.tensor(self.form.alphabet.numbers(text), dtype=torch.int64)
 
         titles = [utterance.title for utterance in asked]
-        found = self.faults.usable("utterance", titles, read, (RecordingError,), attrgetter("reason"))
-        waves, targets = zip(*found, strict=True)
+        samples = self.faults.usable("utterance", titles, read, (RecordingError,), attrgetter("reason"))
+        waves, targets = zip(*samples, strict=True)
         lengths, target_lengths = (torch.tensor([len(row) for row in rows]) for rows in (waves, targets))
         return Batch(padded(waves), padded(targets), extras={"lengths": lengths, "target_lengths": target_lengths})
 
@@ -172,11 +172,11 @@ class SpeechDataset(SplitDataset[SpeechSplit]):
         features = self.form.features
         kind = "bands" if features.kind == "log_mel" else "frequencies"
         left_out = sum(self.too_long.values())
-        told = f"{features.size} {kind} every {features.hop_ms:g} ms, {len(self.form.alphabet) - 1} letters"
-        told += f", held out by {self.divided}" if self.divided else ""
-        told += f", {left_out:,} too long" if left_out else ""
+        description = f"{features.size} {kind} every {features.hop_ms:g} ms, {len(self.form.alphabet) - 1} letters"
+        description += f", held out by {self.divided}" if self.divided else ""
+        description += f", {left_out:,} too long" if left_out else ""
         wordless = sum(not utterance.text for split in self.splits.values() for utterance in split.utterances)
-        return told + (f", {wordless:,} without words" if wordless else "")
+        return description + (f", {wordless:,} without words" if wordless else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Compute features on the device, float32 ``[N, T, feature_size]``, zero-padded, and ``lengths`` in frames."""
@@ -185,7 +185,7 @@ class SpeechDataset(SplitDataset[SpeechSplit]):
 
 def speech_as_dataset(
     name: str,
-    found: Mapping[str, tuple[Sequence[Utterance], Faults]],
+    by_part: Mapping[str, tuple[Sequence[Utterance], Faults]],
     wave_of: Callable[[str], Tensor],
     form: InputFormat,
     options: SpeechOptions,
@@ -193,8 +193,8 @@ def speech_as_dataset(
 ) -> SpeechDataset:
     """Make a speech data set: leave out long and unusable utterances, and hold out parts without files of their own.
 
-    ``found`` has the utterances and faults of ``train``, and of ``val`` and ``test`` if they have files; ``wave_of`` is
-    as in `SpeechSplit`; ``workers`` None means that all utterances are in memory.
+    ``by_part`` has the utterances and faults of ``train``, and of ``val`` and ``test`` if they have files; ``wave_of``
+    is as in `SpeechSplit`; ``workers`` None means that all utterances are in memory.
 
     Raises:
         DataError: All utterances of a part are too long, or one is unusable and ``on_error`` is ``stop``.
@@ -202,12 +202,12 @@ def speech_as_dataset(
     """
     parts: dict[str, list[Utterance]] = {}
     too_long: dict[str, int] = {}
-    for part, (utterances, faults) in found.items():
+    for part, (utterances, faults) in by_part.items():
         kept = _short_enough(f"{name} {part}", utterances, form.features.rate, options.max_seconds)
         too_long[part] = len(utterances) - len(kept)
         parts[part] = usable(kept, form, faults)
     shares = {"val": options.val_share, "test": options.test_share}
-    shares = {part: share for part, share in shares.items() if part not in found}
+    shares = {part: share for part, share in shares.items() if part not in by_part}
     by = divided_by(parts["train"], shares)
     parts |= hold_out_utterances(name, parts["train"], shares, by, options.train_samples)
     splits = {
@@ -217,7 +217,7 @@ def speech_as_dataset(
             form,
             wave_of,
             options.batch_size,
-            found[part][1] if part in found else Faults(options.on_error),
+            by_part[part][1] if part in by_part else Faults(options.on_error),
             in_memory=workers is None,
         )
         for part, utterances in parts.items()
@@ -226,9 +226,9 @@ def speech_as_dataset(
 
 
 def _short_enough(name: str, utterances: Sequence[Utterance], rate: int, most: float | None) -> list[Utterance]:
-    kept = [one for one in utterances if most is None or one.samples <= most * rate]
+    kept = [utterance for utterance in utterances if most is None or utterance.samples <= most * rate]
     if utterances and not kept:
-        longest = math.ceil(max(one.samples for one in utterances) / rate)
+        longest = math.ceil(max(utterance.samples for utterance in utterances) / rate)
         raise DataError(
             f"{name}: all {len(utterances)} utterances are longer than dataset.max_seconds={most:g}",
             f"set dataset.max_seconds={longest}, or null for no limit",
@@ -271,7 +271,7 @@ def hold_out_utterances(
             f"{name} has {len(utterances)} utterances of {len(texts)} transcripts: none is left to train on",
             "choose a smaller dataset.val_share and dataset.test_share (0 for no such part)",
         )
-    parts["train"] = [rest[place] for place in first_samples(permutation(len(rest), _FIXED), train_samples).tolist()]
+    parts["train"] = [rest[index] for index in first_samples(permutation(len(rest), _FIXED), train_samples).tolist()]
     return parts
 
 
@@ -286,9 +286,9 @@ def _cut(
     if by == "utterance":
         numbers = {text: number for number, text in enumerate(texts)}
         order = stratified_order(torch.tensor([numbers[utterance.text] for utterance in utterances], dtype=torch.int64))
-        units = iter([[utterances[place]] for place in order.tolist()])
+        units = iter([[utterances[index]] for index in order.tolist()])
     else:
-        units = iter([groups[texts[place]] for place in permutation(len(texts), _FIXED).tolist()])
+        units = iter([groups[texts[index]] for index in permutation(len(texts), _FIXED).tolist()])
     parts: dict[str, list[Utterance]] = {}
     for part, share in shares.items():
         if share:
@@ -318,7 +318,7 @@ class NewRecordings(NewInputs):
     def collate(self, samples: Sequence[Tensor]) -> Batch:
         """Return samples, int16 ``[N, S]``, zero-padded, and their ``lengths``, int64 ``[N]``."""
         extras = {
-            "lengths": torch.tensor([len(one) for one in samples]),
+            "lengths": torch.tensor([len(wave) for wave in samples]),
             "target_lengths": torch.zeros(len(samples), dtype=torch.int64),
         }
         return Batch(padded(samples), torch.zeros(len(samples), 1, dtype=torch.int64), extras=extras)

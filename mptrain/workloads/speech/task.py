@@ -70,10 +70,10 @@ class Transcribe(OneNetworkTask):
         losses = self._losses(heard, lengths, batch)
         pairs = self._transcripts(heard, lengths, batch)
         counted = {
-            "letter_edits": [_edits(said, answer, "characters") for said, answer in pairs],
-            "letters": [len(said) for said, _ in pairs],
-            "word_edits": [_edits(said, answer, "words") for said, answer in pairs],
-            "words": [len(said.split()) for said, _ in pairs],
+            "letter_edits": [_edits(transcript, answer, "characters") for transcript, answer in pairs],
+            "letters": [len(transcript) for transcript, _ in pairs],
+            "word_edits": [_edits(transcript, answer, "words") for transcript, answer in pairs],
+            "words": [len(transcript.split()) for transcript, _ in pairs],
         }
         return {
             "loss": in_widest(losses),
@@ -120,19 +120,19 @@ class Transcribe(OneNetworkTask):
 
     def _transcripts(self, heard: Tensor, lengths: Tensor, batch: Batch) -> list[tuple[str, str]]:
         targets, sizes = batch.targets.tolist(), batch.extras["target_lengths"].tolist()
-        said = [self.decode(row[:size]) for row, size in zip(targets, sizes, strict=True)]
+        transcripts = [self.decode(row[:size]) for row, size in zip(targets, sizes, strict=True)]
         if self.beam > 1:
             rows = [frames[:length] for frames, length in zip(heard.cpu(), lengths.tolist(), strict=True)]
-            found = [beam_search(frames, self.beam) for frames in rows]
+            answers = [beam_search(frames, self.beam) for frames in rows]
         else:
             best = heard.argmax(2).tolist()
-            found = [collapsed(row[:length]) for row, length in zip(best, lengths.tolist(), strict=True)]
-        return list(zip(said, map(self.decode, found), strict=True))
+            answers = [collapsed(row[:length]) for row, length in zip(best, lengths.tolist(), strict=True)]
+        return list(zip(transcripts, map(self.decode, answers), strict=True))
 
 
 def collapsed(path: Sequence[int]) -> list[int]:
     """Return the letters that a CTC path spells: merge repeated numbers, then remove blanks (0)."""
-    return [number for place, number in enumerate(path) if number and (place == 0 or path[place - 1] != number)]
+    return [number for index, number in enumerate(path) if number and (index == 0 or path[index - 1] != number)]
 
 
 def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
@@ -143,12 +143,12 @@ def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
     return sizes + equal.sum(1) <= lengths
 
 
-def _edits(said: str, answer: str, unit: str) -> int:
+def _edits(transcript: str, answer: str, unit: str) -> int:
     """Return the number of edits; jiwer strips spaces at both ends of a text, and spaces inside count as letters."""
-    if not said:  # jiwer cannot align with an empty reference: everything in the answer is an insertion
+    if not transcript:  # jiwer cannot align with an empty reference: everything in the answer is an insertion
         return len(answer) if unit == "characters" else len(answer.split())
-    found = getattr(load_extra("jiwer", "speech", "task=transcribe"), f"process_{unit}")(said, answer)
-    return int(found.substitutions + found.deletions + found.insertions)
+    alignment = getattr(load_extra("jiwer", "speech", "task=transcribe"), f"process_{unit}")(transcript, answer)
+    return int(alignment.substitutions + alignment.deletions + alignment.insertions)
 
 
 def beam_search(frames: Tensor, width: int) -> list[int]:
@@ -177,11 +177,11 @@ def beam_search(frames: Tensor, width: int) -> list[int]:
     return list(max(beam.items(), key=lambda item: _sum(*item[1]))[0])
 
 
-def _add(pair: list[float], place: int, value: float) -> None:
-    pair[place] = _sum(pair[place], value)
+def _add(pair: list[float], index: int, value: float) -> None:
+    pair[index] = _sum(pair[index], value)
 
 
-def _sum(one: float, other: float) -> float:
+def _sum(first: float, other: float) -> float:
     """Return the logarithm of the sum of two probabilities that are given by their logarithms."""
-    large, small = max(one, other), min(one, other)
+    large, small = max(first, other), min(first, other)
     return large if small == -math.inf else large + math.log1p(math.exp(small - large))

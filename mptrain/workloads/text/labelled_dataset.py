@@ -109,12 +109,12 @@ def labelled_as_dataset(
     texts than ``train_samples``, or the shares leave none to train on.
     """
     parts = {part: list(dict.fromkeys(texts)) for part, texts in given.items()}
-    classes = tuple(sorted({one.label for one in parts["train"]}))
+    classes = tuple(sorted({sample.label for sample in parts["train"]}))
     if len(classes) < 2:
         raise DataError(f"{name}: all texts have the label {classes[0]!r}", "classification needs two classes or more")
     shares = {"test": options.test_share, "val": options.val_share}
     parts = _hold_out(name, parts, classes, {part: share for part, share in shares.items() if part not in parts})
-    texts = "\n".join(one.text for one in parts["train"])
+    texts = "\n".join(sample.text for sample in parts["train"])
     vocabulary = options.learn(f"{name} train", texts)
     splits = {
         part: _split(f"{name} {part}", of_part, classes, vocabulary, options, faults.get(part, Faults()))
@@ -135,7 +135,7 @@ def _hold_out(
 ) -> dict[str, list[Labelled]]:
     """Move shares of the training texts, with about the same classes, to parts without files; the same in every run."""
     train = parts["train"]
-    order = stratified_order(torch.tensor([classes.index(one.label) for one in train]))
+    order = stratified_order(torch.tensor([classes.index(sample.label) for sample in train]))
     sizes = {part: max(1, round(share * len(train))) for part, share in shares.items() if share}
     if sum(sizes.values()) >= len(train):
         raise ConfigError(
@@ -144,9 +144,9 @@ def _hold_out(
         )
     held = dict(parts)
     for part, size in sizes.items():
-        held[part] = [train[place] for place in order[len(order) - size :].tolist()]
+        held[part] = [train[index] for index in order[len(order) - size :].tolist()]
         order = order[: len(order) - size]
-    return {**held, "train": [train[place] for place in order.tolist()]}
+    return {**held, "train": [train[index] for index in order.tolist()]}
 
 
 def class_tokens(vocabulary: Vocabulary, text: str, most: int) -> Tensor:
@@ -163,21 +163,21 @@ def _split(
     faults: Faults,
 ) -> LabelledSplit:
     rows, targets, problems = [], [], {}
-    for number, one in enumerate(texts):
-        row = class_tokens(vocabulary, one.text, options.sequence_length).tolist()
-        if one.label not in classes:
-            problems[f"{name} text {number}"] = f"its label {one.label!r} does not occur in the training texts"
+    for number, sample in enumerate(texts):
+        row = class_tokens(vocabulary, sample.text, options.sequence_length).tolist()
+        if sample.label not in classes:
+            problems[f"{name} text {number}"] = f"its label {sample.label!r} does not occur in the training texts"
         elif not row:
-            problems[f"{name} text {number}"] = f"no token in {one.text[:20]!r}"
+            problems[f"{name} text {number}"] = f"no token in {sample.text[:20]!r}"
         else:
             rows.append(row)
-            targets.append(classes.index(one.label))
+            targets.append(classes.index(sample.label))
     faults.report(problems)
     if not rows:
         raise DataError(f"{name}: there is no usable text", "check the files of dataset.path")
     if name.endswith(" train"):
         kept = first_samples(torch.arange(len(rows)), options.train_samples).tolist()
-        rows, targets = [rows[place] for place in kept], [targets[place] for place in kept]
+        rows, targets = [rows[index] for index in kept], [targets[index] for index in kept]
     return LabelledSplit(RaggedTokens(rows), torch.tensor(targets), options.batch_size, faults)
 
 

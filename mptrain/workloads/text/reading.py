@@ -57,15 +57,15 @@ def by_part(name: str, files: Sequence[Path], training: str) -> dict[str, list[P
     other than letters. If any file is for training, files without such a word are left out. If no file has such a word,
     all are for training. DataError, which suggests the name ``training``, is raised if only other parts have files.
     """
-    found: dict[str, list[Path]] = {}
+    parts: dict[str, list[Path]] = {}
     for file in files:
         words = re.split(r"[^a-z]+", file.name.lower())
-        found.setdefault(next((_PARTS[word] for word in words if word in _PARTS), ""), []).append(file)
-    others = found.pop("", [])
-    if "train" in found:
-        return found
-    if found:
-        there = ", ".join(str(some[0]) for some in found.values())
+        parts.setdefault(next((_PARTS[word] for word in words if word in _PARTS), ""), []).append(file)
+    others = parts.pop("", [])
+    if "train" in parts:
+        return parts
+    if parts:
+        there = ", ".join(str(some[0]) for some in parts.values())
         raise DataError(
             f"{name}: found {there}, but no file to train on",
             f"rename {others[0] if others else 'it'} to {training}, or set dataset.path to the file to train on",
@@ -89,20 +89,20 @@ def find_parts(
     return by_part(name, files, f"train{suffixes[0]}")
 
 
-def _files_at(name: str, place: Path, suffixes: Sequence[str], hint: str, subfolders: bool) -> list[Path]:
-    if place == Path():  # the path of an empty string, such as an unset shell variable
+def _files_at(name: str, path: Path, suffixes: Sequence[str], hint: str, subfolders: bool) -> list[Path]:
+    if path == Path():  # the path of an empty string, such as an unset shell variable
         what = f"{name} not found: dataset.path is empty or the current folder"
         raise DataError(what, f"{hint}; for the current folder use $PWD")
-    if place.is_dir():
-        directly = map(place.joinpath, next(walk(place, suffixes))[2])
-        inside = files_below(place, suffixes) if subfolders else sorted(directly)
+    if path.is_dir():
+        directly = map(path.joinpath, next(walk(path, suffixes))[2])
+        inside = files_below(path, suffixes) if subfolders else sorted(directly)
         files = [file for file in inside if file.suffix in suffixes and file.is_file()]
-    elif place.exists():
-        files = [place]
+    elif path.exists():
+        files = [path]
     else:
-        matches = map(Path, sorted(glob.glob(str(place), recursive=True)))  # noqa: PTH207
+        matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207
         files = [file for file in matches if file.is_file()]
     if not files:
-        what = f"no file in {place} ends in {' or '.join(suffixes)}" if place.is_dir() else f"looked for {place}"
+        what = f"no file in {path} ends in {' or '.join(suffixes)}" if path.is_dir() else f"looked for {path}"
         raise DataError(f"{name} not found: {what}", hint)
     return files

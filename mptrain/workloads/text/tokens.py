@@ -61,8 +61,8 @@ class Vocabulary:
     def numbers(self, text: str) -> Tensor:
         """Split a text into tokens and return their numbers, int32 ``[L]``; unknown tokens get number 0."""
         known = self._known
-        found = array("i", (known.get(match.group(), 0) for match in _PATTERNS[self.tokens].finditer(text)))
-        return torch.frombuffer(found, dtype=torch.int32) if found else torch.zeros(0, dtype=torch.int32)
+        numbers = array("i", (known.get(match.group(), 0) for match in _PATTERNS[self.tokens].finditer(text)))
+        return torch.frombuffer(numbers, dtype=torch.int32) if numbers else torch.zeros(0, dtype=torch.int32)
 
     def text(self, numbers: list[int]) -> str:
         """Return the text of token numbers: characters joined directly, other tokens with spaces."""

@@ -210,8 +210,8 @@ def _weights(auto: Any, wanted: Wanted, options: Mapping[str, Any]) -> dict[str,
         auto.from_pretrained, wanted.name, trust_remote_code=False, output_loading_info=True, **options
     )
     with torch.random.fork_rng(devices=()):
-        donor, found = _cached(read, "model.safetensors", wanted)
-    return {name: value for name, value in donor.state_dict().items() if name not in found["missing_keys"]}
+        donor, loading_info = _cached(read, "model.safetensors", wanted)
+    return {name: value for name, value in donor.state_dict().items() if name not in loading_info["missing_keys"]}
 
 
 @functools.cache

@@ -88,9 +88,9 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
     parts: dict[str, list[Pair]] = {}
     begin = 0
     for part, size in sizes.items():
-        parts[part] = [pair for place in sorted(order[begin : begin + size]) for pair in by_source[sources[place]]]
+        parts[part] = [pair for index in sorted(order[begin : begin + size]) for pair in by_source[sources[index]]]
         begin += size
-    parts["train"] = [pair for place in sorted(order[begin:]) for pair in by_source[sources[place]]]
+    parts["train"] = [pair for index in sorted(order[begin:]) for pair in by_source[sources[index]]]
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
 
 
@@ -112,7 +112,7 @@ class PairSplit(Split):
     @property
     def skipped(self) -> int:
         """Number of pairs that were left out: unusable lines and pairs that were too long."""
-        return len(self.faults.found) + self.left_out
+        return len(self.faults.unusable) + self.left_out
 
     @override
     def survey(self) -> Survey:
@@ -259,6 +259,6 @@ class NewSentences(NewInputs):
 
     def collate(self, samples: Sequence[Tensor]) -> Batch:
         """Return padded sentences, int64 ``[N, S]``, and their ``source_lengths``, int64 ``[N]``."""
-        lengths = torch.tensor([len(one) for one in samples])
+        lengths = torch.tensor([len(sentence) for sentence in samples])
         nothing = torch.zeros(len(samples), 1, dtype=torch.int64)
         return Batch(padded(samples), nothing, extras={"source_lengths": lengths})

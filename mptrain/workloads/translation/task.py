@@ -50,15 +50,15 @@ def greedy(model: Translator, source: Tensor, source_lengths: Tensor, limits: Te
     state = model.encode(source, source_lengths)
     tokens = source.new_full((len(source),), BEGIN)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
-    said: list[Tensor] = []
-    for place in range(int(limits.max())):
+    chosen: list[Tensor] = []
+    for position in range(int(limits.max())):
         logits, state = model.step(tokens, state)
         tokens = _log_probabilities(logits).argmax(1).masked_fill(ended, PAD)
-        said.append(tokens)
-        ended = ended | (tokens == END) | (limits <= place + 1)
+        chosen.append(tokens)
+        ended = ended | (tokens == END) | (limits <= position + 1)
         if bool(ended.all()):
             break
-    return torch.stack(said, 1)
+    return torch.stack(chosen, 1)
 
 
 def beam_search(
@@ -83,32 +83,32 @@ def beam_search(
     best_score = torch.full((samples,), -torch.inf, device=source.device)
     best = source.new_full((samples, longest), PAD)
     done = torch.zeros_like(best_score, dtype=torch.bool)
-    for place in range(longest):
+    for position in range(longest):
         logits, state = model.step(last, state)
         total = scores[:, :, None] + _log_probabilities(logits).unflatten(0, (samples, beam))
-        found, which = total.flatten(1).topk(2 * beam)  # at most half of them are end tokens
+        top_scores, which = total.flatten(1).topk(2 * beam)  # at most half of them are end tokens
         origins, nexts = which // total.shape[2], which % total.shape[2]
         ends = nexts == END
 
-        finished = (found / _penalty(place + 1, length_penalty)).masked_fill(~ends, -torch.inf)
+        finished = (top_scores / _penalty(position + 1, length_penalty)).masked_fill(~ends, -torch.inf)
         score, at = finished[:, :beam].max(1)
         better = (score > best_score) & ~done
-        said = tokens[firsts[:, 0] // beam, origins.gather(1, at[:, None])[:, 0]]
-        best[:, :place] = torch.where(better[:, None], said, best[:, :place])
-        best[:, place] = torch.where(better, END, best[:, place])
+        hypotheses = tokens[firsts[:, 0] // beam, origins.gather(1, at[:, None])[:, 0]]
+        best[:, :position] = torch.where(better[:, None], hypotheses, best[:, :position])
+        best[:, position] = torch.where(better, END, best[:, position])
         best_score = torch.where(better, score, best_score)
 
         comm = torch.arange(2 * beam, device=source.device) + 2 * beam * ends.long()
         alive = comm.topk(beam, largest=False).indices
-        scores, origins, nexts = (each.gather(1, alive) for each in (found, origins, nexts))
-        tokens = torch.cat([tokens.gather(1, origins[..., None].expand(-1, -1, place)), nexts[..., None]], 2)
+        scores, origins, nexts = (each.gather(1, alive) for each in (top_scores, origins, nexts))
+        tokens = torch.cat([tokens.gather(1, origins[..., None].expand(-1, -1, position)), nexts[..., None]], 2)
         rows = (firsts + origins).flatten()
         state = {name: each[rows] for name, each in state.items()}
         last = nexts.flatten()
 
-        at_limit = limits == place + 1
+        at_limit = limits == position + 1
         unfinished = at_limit & (best_score == -torch.inf) & ~done
-        best[:, : place + 1] = torch.where(unfinished[:, None], tokens[:, 0], best[:, : place + 1])
+        best[:, : position + 1] = torch.where(unfinished[:, None], tokens[:, 0], best[:, : position + 1])
         done = done | at_limit | (best_score >= scores[:, 0] / _penalty(limits, length_penalty))
         if bool(done.all()):
             break
@@ -191,8 +191,8 @@ class Translate(OneNetworkTask):
         if not self.beam:
             return sums
         pairs = list(zip(self.translations(model, batch), map(self.decode, batch.targets.tolist()), strict=True))
-        sums["exact"] = torch.tensor([said == wanted for said, wanted in pairs], dtype=torch.float64)
-        rows = [self._counted(said, wanted) for said, wanted in pairs]
+        sums["exact"] = torch.tensor([translation == wanted for translation, wanted in pairs], dtype=torch.float64)
+        rows = [self._counted(translation, wanted) for translation, wanted in pairs]
         counts = torch.tensor(rows, dtype=torch.float64).unbind(1)
         names = (*_MATCHES, *_NGRAMS, "length", "reference_length")
         return {**sums, **dict(zip(names, counts, strict=True))}
@@ -251,6 +251,6 @@ class Translate(OneNetworkTask):
         library = load_extra("sacrebleu.metrics", "translation", "task=translate")
         return library.BLEU(tokenize=self.bleu_tokenizer, effective_order=True)  # affects only single sentences
 
-    def _counted(self, said: str, wanted: str) -> list[float]:
-        score = self._bleu.sentence_score(said, [wanted])
+    def _counted(self, translation: str, wanted: str) -> list[float]:
+        score = self._bleu.sentence_score(translation, [wanted])
         return [*score.counts, *score.totals, score.sys_len, score.ref_len]

@@ -48,12 +48,12 @@ def test_arms_are_named_by_groups_then_by_keys_that_differ():
 def test_arms_are_called_as_given_or_after_their_places():
     arms = group_into_arms([measures(0), measures(1), with_keys(optimizer__lr=1.0)], ["a", "a", "b"])
     assert [(one.name, len(one.runs)) for one in arms] == [("a", 2), ("b", 1)]
-    assert names_of([threads(0, 1), threads(0, None)], places=["outputs/p16", "tty80/"]) == ["p16", "tty80"]
+    assert names_of([threads(0, 1), threads(0, None)], paths=["outputs/p16", "tty80/"]) == ["p16", "tty80"]
     assert names_of([threads(0, 1), threads(0, None, precision="amp_dynamic")]) == ["fp32", "amp_dynamic"]
     runs = [measures(seed, precision=mode) for mode in ("fp32", "amp_dynamic") for seed in (0, 1)]
     for places in (["f0", "f1", "a0", "a1"], ["sweep"] * 4):  # an arm in several, several arms in one
-        assert names_of(runs, places=places) == ["fp32", "amp_dynamic"]
-    assert names_of(runs, places=["full", "full", "half", "half"]) == ["full", "half"]
+        assert names_of(runs, paths=places) == ["fp32", "amp_dynamic"]
+    assert names_of(runs, paths=["full", "full", "half", "half"]) == ["full", "half"]
 
 
 @pytest.mark.parametrize("names", [None, ["x", "x"]])
@@ -80,8 +80,8 @@ def test_the_reference_is_the_one_named_or_the_only_fp32_or_first():
 
 def test_typed_names_are_as_long_as_it_takes_to_tell_them_apart():
     runs = [measures(0), measures(0, precision="amp_dynamic")]
-    assert names_of(runs, places=["a/run", "b/run"]) == ["a/run", "b/run"]
-    assert names_of(runs, places=["x/a/run", "x/a/other"]) == ["run", "other"]
+    assert names_of(runs, paths=["a/run", "b/run"]) == ["a/run", "b/run"]
+    assert names_of(runs, paths=["x/a/run", "x/a/other"]) == ["run", "other"]
 
 
 def test_runs_of_other_machines_are_more_seeds_of_an_arm():

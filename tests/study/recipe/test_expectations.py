@@ -10,7 +10,7 @@ from scipy import stats
 from study.comparison.fake_runs import failed as failing
 from study.comparison.fake_runs import measures
 
-from mptrain.study.recipe.expectations import MEASURES, judge, unknown_measures
+from mptrain.study.recipe.expectations import MEASURES, judge_expectation, unknown_measures
 from mptrain.study.recipe.recipe import Expectation
 
 
@@ -26,11 +26,11 @@ def runs_of(**arms):
 
 
 def found(arm, measure, arms, **relation):
-    return judge(Expectation(arm, measure, **relation), runs_of(**arms))
+    return judge_expectation(Expectation(arm, measure, **relation), runs_of(**arms))
 
 
 def outcome(arm, measure, runs, **relation):
-    return judge(Expectation(arm, measure, **relation), runs).outcome
+    return judge_expectation(Expectation(arm, measure, **relation), runs).outcome
 
 
 GOOD, BAD = (0.96, 0.95, 0.97), (0.08, 0.09, 0.08)
@@ -106,7 +106,7 @@ def test_seeds_that_agree_are_compared_with_a_number():
     assert outcome("a", "skip_rate", same, above=1) == "undecided"
     assert outcome("a", "skip_rate", same, below=0.5) == "not met"
     assert outcome("a", "skip_rate", same, equals=1) == "met"
-    beyond = judge(Expectation("a", "skip_rate", equals=0.9, within=0.05), same)
+    beyond = judge_expectation(Expectation("a", "skip_rate", equals=0.9, within=0.05), same)
     assert (beyond.outcome, beyond.statistics["off"]) == ("not met", pytest.approx(0.05))
     assert "the difference of skip_rate from 0.9 is +0.1" in beyond.numbers
     assert "all runs have the same value" in beyond.numbers
@@ -135,7 +135,7 @@ def test_a_factor_multiplies_the_other_side():
     runs = {"slow": slow, "fast": [measures(run.seed, terms_per_second=2 * run.terms_per_second) for run in slow]}
     speed = Expectation("fast", "terms_per_second", above="slow", times=1.9)
     assert speed.text == "fast terms_per_second above 1.9 times slow"
-    assert judge(speed, runs).outcome == "met"
+    assert judge_expectation(speed, runs).outcome == "met"
     assert outcome("slow", "terms_per_second", runs, below="fast", times=0.6) == "met"
     assert outcome("fast", "terms_per_second", runs, above="slow", times=4) == "not met"
 
@@ -179,7 +179,7 @@ def test_what_a_whole_run_takes_is_not_decided_by_runs_that_failed(measure, rela
         "bad": [failing(measures(seed, energy=5.0)) for seed in range(3)],
         "good": [measures(seed, energy=9.0) for seed in range(3)],
     }
-    one = judge(Expectation("bad", measure, **relation), runs)
+    one = judge_expectation(Expectation("bad", measure, **relation), runs)
     assert (one.outcome, one.numbers) == ("undecided", f"{measure} of bad is not recorded for seeds 0, 1, 2")
 
 

@@ -5,7 +5,14 @@ from study.comparison.fake_runs import some_summary, write_run, yaml_of
 
 from mptrain.config.compose import Composer
 from mptrain.runlog.sweeps import Sweep, SweepJob
-from mptrain.study.sweep.comparisons import ComparisonOptions, claimed_by, judge, judge_runs, name_arms, reference_of
+from mptrain.study.sweep.comparisons import (
+    ComparisonOptions,
+    claimed_by,
+    judge_runs,
+    judge_sweep,
+    name_arms,
+    reference_of,
+)
 from mptrain.study.sweep.points import Point, expand, validate
 from mptrain.system.errors import ConfigError, StorageError, UsageError
 
@@ -89,13 +96,13 @@ def test_a_reference_without_a_run_is_not_replaced(tmp_path):
     for number, seed in ((2, 0), (3, 1)):
         write_run(tmp_path, f"{number:03d}", config=yaml_of(seed, "amp_dynamic"), summary=some_summary())
     with pytest.raises(UsageError, match="the reference fp32 has no run to compare with: out of memory"):
-        judge(sweep_of(tmp_path, "fp32", "fp32", "amp", "amp"))
+        judge_sweep(sweep_of(tmp_path, "fp32", "fp32", "amp", "amp"))
 
 
 def test_an_arm_without_a_run_is_named(tmp_path):
     for number, (precision, seed) in enumerate([("fp32", 0), ("fp32", 1), ("amp_dynamic", 0), ("amp_dynamic", 1)]):
         write_run(tmp_path, f"{number:03d}", config=yaml_of(seed, precision), summary=some_summary())
-    found = judge(sweep_of(tmp_path, "fp32", "fp32", "amp", "amp", "huge"))[""]
+    found = judge_sweep(sweep_of(tmp_path, "fp32", "fp32", "amp", "amp", "huge"))[""]
     assert [result.arm.name for result in found.arms] == ["fp32", "amp"]
     assert "1 run of huge did not start: out of memory" in [objection.what for objection in found.objections]
 

@@ -85,7 +85,7 @@ def test_a_second_run_of_it_runs_what_is_not_done_by_what_the_runs_say(composer,
     (sweep.folder / "002-seed=9" / "run.json").unlink()  # sweep.json says that it is done
     found = refresh_status(read_sweep(sweep.folder))
     assert statuses(found) == ["done", "waiting", "waiting"]
-    assert [(point.number, point.place) for point in missing_points(found)] == [
+    assert [(point.number, point.description) for point in missing_points(found)] == [
         (1, "point 2/3 (seed=2)"),
         (2, "point 3/3 (seed=9)"),
     ]

@@ -1,4 +1,4 @@
-"""Points of a sweep that go through submitit: its local executor, and a Slurm that is made of scripts."""
+"""Points of a sweep that go through submitit to a Slurm that is made of scripts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from mptrain.study.sweep import slurm_executor
 from mptrain.study.sweep.executor import JobOutcome
 from mptrain.study.sweep.points import expand
 from mptrain.study.sweep.runner import plan_sweep, refresh_status, run_sweep
-from mptrain.study.sweep.slurm_executor import FOLDER, require_none_queued, require_scheduler
+from mptrain.study.sweep.slurm_executor import FOLDER, require_none_queued
 from mptrain.study.sweep.worker import read_result
 from mptrain.system.errors import EnvironmentRefused, StorageError
 
 pytestmark = pytest.mark.process
 
 pytest.importorskip("submitit")
-LOCAL = Launcher(executor="local", at_once=2)
+TWO = Launcher(at_once=2)
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,10 @@ def run(sweep, composer, launcher, function=jobs.train, watch=None):
     return run_sweep(sweep, composer, jobs.program(function), watch or Watched(), launcher=launcher)
 
 
-def test_jobs_that_are_done_that_fail_and_that_are_killed(composer, folder):
+def test_jobs_that_are_done_that_fail_and_that_are_killed(composer, folder, slurm):
     sweep = planned(composer, folder, f"seed={jobs.DONE},{jobs.BUG},{jobs.KILLED},{jobs.LEAVES}")
     watch = Watched()
-    sweep, code = run(sweep, composer, LOCAL, watch=watch)
+    sweep, code = run(sweep, composer, TWO, watch=watch)
     assert code == 7
     assert [job.status for job in sweep.jobs] == ["done", "failed", "failed", "failed"]
     assert sweep.jobs[1].reason == "ZeroDivisionError: oh"
@@ -99,7 +99,7 @@ def test_jobs_that_are_done_that_fail_and_that_are_killed(composer, folder):
     assert {(0, "running"), (0, "done"), (2, "running")} <= set(watch.seen)
     assert read_sweep(sweep.folder) == sweep
 
-    again, code = run(refresh_status(sweep), composer, LOCAL, jobs.finish_at_once)
+    again, code = run(refresh_status(sweep), composer, TWO, jobs.finish_at_once)
     assert code == 0
     assert len(list((sweep.folder / FOLDER).iterdir())) == 2  # each time has a folder that was empty
     assert again.jobs[0] == sweep.jobs[0] or again.jobs[0].status == "done"
@@ -133,10 +133,10 @@ def test_a_folder_with_other_letters_is_quoted(composer, folder, slurm):
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
 
 
-def test_what_is_handed_over_holds_words_and_no_secret(composer, folder, monkeypatch):
+def test_what_is_handed_over_holds_words_and_no_secret(composer, folder, slurm, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "sesame-open-now")
     sweep = planned(composer, folder, "seed=0", "model=torchvision", "model.name=sesame-open-now")
-    sweep, code = run(sweep, composer, LOCAL, jobs.finish_at_once)
+    sweep, code = run(sweep, composer, TWO, jobs.finish_at_once)
     assert code == 0
     [pickled] = (sweep.folder / FOLDER).glob("*/*_submitted.pkl")
     assert b"seed=0" in pickled.read_bytes()
@@ -144,7 +144,7 @@ def test_what_is_handed_over_holds_words_and_no_secret(composer, folder, monkeyp
     assert pickled.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_signal_cancels_the_jobs_which_save_themselves(composer, folder):
+def test_a_signal_cancels_the_jobs_which_save_themselves(composer, folder, slurm):
     sweep = planned(composer, folder, f"seed={jobs.STUCK},{jobs.DONE}")
     watch = Watched()
 
@@ -155,7 +155,7 @@ def test_a_signal_cancels_the_jobs_which_save_themselves(composer, folder):
 
     thread = threading.Thread(target=stop)
     thread.start()
-    sweep, code = run(sweep, composer, Launcher(executor="local"), watch=watch)
+    sweep, code = run(sweep, composer, Launcher(at_once=1), watch=watch)
     thread.join()
     assert code == 75
     assert watch.stopped == ["SIGTERM"]
@@ -214,7 +214,6 @@ def test_without_slurm_it_says_so(composer, folder, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvironmentRefused, match="there is no srun on this machine"):
         launcher_of("slurm", None)
-    require_scheduler(Launcher(executor="local"))
 
 
 def test_damaged_words_of_a_job_count_as_none(tmp_path):

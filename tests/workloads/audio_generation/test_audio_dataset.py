@@ -105,7 +105,7 @@ class TestWindows:
         assert split.fetch([0, 2], 0, 0).counts == (3,)
         with pytest.raises(DataError, match="no recording of the batch is usable; the first is good"):
             split.fetch([1, 3], 0, 0)  # the second window of a recording that is shorter than its header said
-        assert split.faults.found == {"broken": "is broken", "good": "has 3 samples, but its header says 8"}
+        assert split.faults.unusable == {"broken": "is broken", "good": "has 3 samples, but its header says 8"}
 
 
 class TestConditions:

@@ -36,7 +36,7 @@ class Numbers:
 
     @property
     def skipped(self):
-        return len(self.faults.found)
+        return len(self.faults.unusable)
 
     def order(self, seed, epoch, *, shuffle):
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
@@ -139,7 +139,7 @@ def test_skipped_samples_are_counted_once_whoever_found_them(workers):
     for epoch in range(3):
         assert sorted(flat(order(loader, epoch))) == [i for i in range(20) if i not in (3, 11)]
     assert split.skipped == 2
-    assert set(split.faults.found) == {"file3", "file11"}
+    assert set(split.faults.unusable) == {"file3", "file11"}
     loader.close()
 
 

@@ -100,8 +100,8 @@ class TestPhotos:
                 photos_of(path)
         photos = photos_of(good, *bad, on_error="skip")
         assert photos.paths == [str(good)]
-        assert set(photos.faults.found) == set(map(str, bad))
-        assert "15x40 pixels, but each crop of a photo has 16x16" in photos.faults.found[str(bad[-1])]
+        assert set(photos.faults.unusable) == set(map(str, bad))
+        assert "15x40 pixels, but each crop of a photo has 16x16" in photos.faults.unusable[str(bad[-1])]
 
     def test_a_file_that_is_cut_short_is_found_when_it_is_decoded(self, tmp_path):
         good, cut = save(tmp_path / "good.png"), save(tmp_path / "cut.png")

@@ -21,7 +21,7 @@ def test_a_label_outside_the_classes_is_named_or_left_out():
         MemorySplit("toys", images, labels, classes=3)
     assert "dataset.on_error=skip" in caught.value.hint
     split = MemorySplit("toys", images, labels, classes=3, on_error="skip")
-    assert list(split.faults.found) == ["toys sample 2", "toys sample 4"]
+    assert list(split.faults.unusable) == ["toys sample 2", "toys sample 4"]
     assert split.targets.tolist() == [0, 1, 2]
     assert torch.equal(split.fetch([2], 0, 0).inputs[0], images[3])
     with pytest.raises(DataError, match="no usable sample"):

@@ -101,7 +101,7 @@ def test_bad_images_are_named_or_skipped_and_counted_once(root, workers):
         assert sum(batch.terms for batch in batches) == 18
         assert len(batches) == loader.steps_per_epoch == 5
         assert all(len(batch.inputs) == len(batch.targets) == batch.terms for batch in batches)
-    assert set(data.train.faults.found) == {str(path) for path in paths}
+    assert set(data.train.faults.unusable) == {str(path) for path in paths}
     loader.close()
     bad = [data.train.listing.paths.index(str(path)) for path in paths]
     with pytest.raises(DataError, match="no image of the batch is usable"):

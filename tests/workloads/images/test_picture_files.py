@@ -183,7 +183,7 @@ def test_conversions_are_counted_once_a_file(tmp_path, workers):
     loader.close()
     faults = data.train.faults
     assert set(faults.remarks.values()) == {"transparency (left out)"}
-    assert (len(faults.remarks), len(faults.found)) == (4, 1)
+    assert (len(faults.remarks), len(faults.unusable)) == (4, 1)
     assert describe(faults.remarks).startswith("transparency (left out): 4 files, such as /")
 
 

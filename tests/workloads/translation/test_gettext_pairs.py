@@ -203,4 +203,4 @@ class TestDictionary:
             read_sentences(tmp_path / "d", Faults())
         faults = Faults("skip")
         assert read_sentences(tmp_path / "d", faults) == [Pair("Ein Satz.", "A sentence.")]
-        assert len(faults.found) == 1
+        assert len(faults.unusable) == 1

@@ -30,8 +30,7 @@ from mptrain.study.comparison.statistics import (
     runs_for_power,
     unseen_share,
 )
-from mptrain.study.comparison.verdict import Facts, Reason
-from mptrain.study.comparison.verdict import judge as word_of
+from mptrain.study.comparison.verdict import Facts, Reason, fisher_test, sign_test, verdict_of
 from mptrain.system.errors import UsageError
 from mptrain.system.words import counted, listed
 
@@ -70,7 +69,7 @@ class LoggedArm:
         return self.verdict
 
 
-def judge(
+def judge_arm(
     name: str, runs: Sequence[LoggedRun], reference: Sequence[LoggedRun] | None, question: Question, alpha: float
 ) -> LoggedArm:
     """Return an arm with its verdict.
@@ -108,40 +107,38 @@ def _against(
     not_finite = f"{of_runs} are not finite there" if any(failed) else ""
     samples = _samples(arm.runs, reference, paired=question.paired)
     failure_p = _failure_p(arm.runs, reference, paired=question.paired) if any(failed) else 1.0
-    if failure_p < alpha:
-        return replace(arm, verdict="worse", why=f"{not_finite}, more than by chance (exact test, p = {failure_p:.2g})")
-    if any(failed) and _failure_p(reference, arm.runs, paired=question.paired) < alpha:
-        not_finite += ": more of the reference than by chance"
-    if min(len(samples.values), len(samples.others)) < 2:
-        few = f"{not_finite}, and fewer than two of one arm are left" if not_finite else ""
-        return replace(arm, verdict="undecided", why=few or _too_few(samples, question, alpha))
+    enough = min(len(samples.values), len(samples.others)) >= 2
+    no_spread = enough and not question.paired and max(len({*samples.values}), len({*samples.others})) == 1
+    tests = _tests(samples, question, alpha, planned=planned) if enough and not no_spread else None
     unlearned = not any(_have_learned(runs, question) for runs in (arm.runs, reference))
-    if not question.paired and max(len({*samples.values}), len({*samples.others})) == 1:
-        alike: Word = "neither has learned" if unlearned and samples.values[0] == samples.others[0] else "undecided"
-        return replace(arm, verdict=alike, why=_ALIKE)
-    tests = _tests(samples, question, alpha, planned=planned)
-    word, reason = word_of(
+    word, reason = verdict_of(
         Facts(
-            tests.outer,
-            tests.inside,
+            tests.outer if tests else None,
+            tests is not None and tests.inside,
             not question.lower_is_better,
             bool(failed[0]),
             bool(failed[1]),
             failure_p,
             paired=question.paired,
             one_sided=question.form == "not inferior",
-            unlearned=unlearned,
+            unlearned=unlearned and not (no_spread and samples.values[0] != samples.others[0]),
+            no_spread=no_spread,
             alpha=alpha,
         )
     )
+    if reason == "failures":
+        return replace(arm, verdict=word, why=f"{not_finite}, more than by chance (exact test, p = {failure_p:.2g})")
+    if any(failed) and _failure_p(reference, arm.runs, paired=question.paired) < alpha:
+        not_finite += ": more of the reference than by chance"
+    if tests is None:
+        few = f"{not_finite}, and fewer than two of one arm are left" if not_finite else ""
+        return replace(arm, verdict=word, why=_ALIKE if no_spread else few or _too_few(samples, question, alpha))
     why = _why(reason, tests, question, alpha, not_finite)
     return replace(arm, difference=tests.outer, power=tests.power, runs_needed=tests.needed, verdict=word, why=why)
 
 
 def _failure_p(runs: Sequence[LoggedRun], reference: Sequence[LoggedRun], *, paired: bool) -> float:
     """Return the p value of an exact test that an arm fails more often; 1 if it does not (McNemar, or Fisher)."""
-    from mptrain.study.comparison.verdict import fisher_test, sign_test
-
     own, others = ({run.seed for run in some if not math.isfinite(run.value)} for some in (runs, reference))
     if paired:
         return sign_test(len(own - others), len(others - own)) if len(own - others) > len(others - own) else 1.0
@@ -240,13 +237,13 @@ def _tests(samples: _Samples, question: Question, alpha: float, *, planned: bool
     )
 
 
-def _worst(found: Interval, question: Question) -> float:
+def _worst(interval: Interval, question: Question) -> float:
     """Return how much worse an arm may be at most, by the end of an interval."""
-    return found.high if question.lower_is_better else -found.low
+    return interval.high if question.lower_is_better else -interval.low
 
 
-def _is_within(found: Interval, margin: float) -> bool:
-    return -margin < found.low and found.high < margin
+def _is_within(interval: Interval, margin: float) -> bool:
+    return -margin < interval.low and interval.high < margin
 
 
 def _why(reason: Reason, tests: _Tests, question: Question, alpha: float, not_finite: str) -> str:
@@ -279,16 +276,16 @@ def _against_target(arm: LoggedArm, values: list[float], question: Question, alp
         why = f"{failed} of {len(arm.runs)} runs are not finite there" if failed else few
         return replace(arm, verdict="undecided", why=why)
     rounding = _rounding(arm.runs)
-    found = difference_of_means(values, question.target, 1 - 2 * alpha, (rounding, 0.0))
-    side = -1 if found.mean > 0 else 1
-    certain, note = found.high < 0 or found.low > 0, "; of a long tail, which few runs show, more than 5 % are wrong"
+    diff = difference_of_means(values, question.target, 1 - 2 * alpha, (rounding, 0.0))
+    side = -1 if diff.mean > 0 else 1
+    certain, note = diff.high < 0 or diff.low > 0, "; of a long tail, which few runs show, more than 5 % are wrong"
     if looks_skewed(values):
         p = bootstrap_p([value - question.target for value in values], 0.0, rounding, side)
         certain, note = certain and p < alpha, f"; values are skewed, bootstrap-t p = {p:.2g}"
     beats = (side == 1) == question.lower_is_better
     word: Word = ("beats target" if beats else "misses target") if certain else "undecided"
-    why = f"mean less target {found.mean:+.4g}, one-sided {1 - alpha:.3g} bounds {found.low:+.4g} and {found.high:+.4g}"
-    return replace(arm, difference=found, verdict=word, why=why + note)
+    why = f"mean less target {diff.mean:+.4g}, one-sided {1 - alpha:.3g} bounds {diff.low:+.4g} and {diff.high:+.4g}"
+    return replace(arm, difference=diff, verdict=word, why=why + note)
 
 
 def _overturned_at(arm: LoggedArm, reference: Sequence[LoggedRun], question: Question, alpha: float) -> float:
@@ -345,7 +342,7 @@ def _rounded_to(runs: Sequence[LoggedRun]) -> float:
 def _too_few(samples: _Samples, question: Question, alpha: float) -> str:
     """Return why one run of an arm decides nothing, and how many would, by the spread of the other arm."""
     why = "one run of an arm says nothing of how much its runs differ"
-    many, by = max(zip((samples.values, samples.others), samples.rounding, strict=True), key=lambda one: len(one[0]))
+    many, by = max(zip((samples.values, samples.others), samples.rounding, strict=True), key=lambda pair: len(pair[0]))
     if len(many) < 2 or question.paired:
         return f"{why}: give two or more of each"
     spread = math.hypot(mean_and_spread(many)[1], by)
@@ -361,8 +358,8 @@ def _runs_in_words(needed: int | None, question: Question) -> str:
     return f"{needed:,} {what} would find equal arms so with a probability of 80 %"
 
 
-def _in_words(found: Interval, level: float) -> str:
-    return f"difference {found.mean:+.4g}, {100 * level:.6g} % CI {found.low:+.4g} to {found.high:+.4g}"
+def _in_words(interval: Interval, level: float) -> str:
+    return f"difference {interval.mean:+.4g}, {100 * level:.6g} % CI {interval.low:+.4g} to {interval.high:+.4g}"
 
 
 #: Level of all tests together.
@@ -447,7 +444,7 @@ def compare(
         pattern=pattern,
     )
     arms = {
-        name: [str(one) for one in ([paths] if isinstance(paths, str | Path) else paths)]
+        name: [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
         for name, paths in logs.items()
     }
     if better is None:
@@ -483,7 +480,8 @@ def compare_logs(arms: Mapping[str, Sequence[str]], question: Question, referenc
     alpha = ALPHA / (len(judged) * question.looks)
     ordered = [*([reference] if reference not in judged else []), *judged]
     results = tuple(
-        judge(name, runs[name], None if name not in judged else runs[reference], question, alpha) for name in ordered
+        judge_arm(name, runs[name], None if name not in judged else runs[reference], question, alpha)
+        for name in ordered
     )
     many = [arm for arm in results if arm.mean and len(arm.runs) > 1]
     if alike := [arm.name for arm in many if len({run.value for run in arm.runs}) == 1]:

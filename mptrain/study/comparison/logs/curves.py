@@ -105,16 +105,16 @@ def read_curve(path: Path, metric: str, where: Mapping[str, str] | None = None, 
         digest = _digest(file)
     if not values:
         raise DataError(f"{path} has no value of {metric}", "choose another with --metric NAME")
-    numbers, found = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
+    numbers, metric_values = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
     given_up = 0
     if np.any(numbers[1:] <= numbers[:-1]):
-        _require_one_writer(path, metric, numbers, found)
+        _require_one_writer(path, metric, numbers, metric_values)
         later = np.minimum.accumulate(numbers[::-1])[::-1][1:]  # the lowest step after each value
         kept = np.append(numbers[:-1] < later, True)
-        numbers, found, given_up = numbers[kept], found[kept], int(np.sum(~kept))
+        numbers, metric_values, given_up = numbers[kept], metric_values[kept], int(np.sum(~kept))
     if file == path.parent:  # a database of several runs
         digest = hashlib.sha256(f"{digest}/{path.name}".encode()).hexdigest()
-    return Curve(str(path), form, numbers, found, given_up, counted, digest)
+    return Curve(str(path), form, numbers, metric_values, given_up, counted, digest)
 
 
 def _require_one_writer(
@@ -174,16 +174,16 @@ def _format_of_folder(path: Path, where: Mapping[str, str]) -> tuple[str, Path, 
         return "mptrain", RunPaths(path).steps if RunPaths(path).steps.exists() else path / "run.json", _run
     if (path / "metrics.csv").exists():
         return "Lightning CSVLogger", *_format_of(path / "metrics.csv", where)[1:]
-    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda one: _step_of(one.parent))
-    states += [one for one in [path / "trainer_state.json"] if one.exists()]
+    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda state: _step_of(state.parent))
+    states += [state for state in [path / "trainer_state.json"] if state.exists()]
     if states:
         return "transformers", *_format_of(states[-1], where)[1:]
     if [*path.glob("*.tfevents.*")]:  # several, in order, if the run was resumed
         return "TensorBoard", path, _tensorboard
     if (path / "metrics").is_dir():
         return "MLflow", path / "metrics", _mlflow
-    if found := [*path.glob("*.wandb")]:
-        return "Weights & Biases", found[0], _from_rows(where, _wandb)
+    if wandb_files := [*path.glob("*.wandb")]:
+        return "Weights & Biases", wandb_files[0], _from_rows(where, _wandb)
     raise DataError(f"{path} has no log that can be read", "give the log itself, or the folder of one run: 'DIR/*'")
 
 
@@ -306,13 +306,13 @@ def _database(file: Path, metric: str, run: str) -> Values:
 
     Only a table is read, because a view or a virtual table computes its rows, for ever if it wants to.
     """
-    place = file.resolve()
-    for beside in (Path(f"{place}{ending}") for ending in ("-wal", "-shm", "-journal")):  # SQLite would wait for a pipe
+    path = file.resolve()
+    for beside in (Path(f"{path}{ending}") for ending in ("-wal", "-shm", "-journal")):  # SQLite would wait for a pipe
         if beside.exists():
             open_to_read(beside).close()
     steps, values, end = array("q"), array("d"), time.monotonic() + _QUERY_SECONDS
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(place))}?mode=ro", uri=True)) as database:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
             database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
             query = "SELECT sql FROM sqlite_master WHERE name = 'metrics' AND type = 'table'"
             made = database.execute(query).fetchone()
@@ -342,7 +342,7 @@ def _mlflow(folder: Path, metric: str) -> Values:
     """Return the values of MLflow's file store: lines of time, value and step in a file for each metric."""
     file = folder / metric
     if not file.is_file() or folder not in file.parents or ".." in file.parts:
-        raise unknown(folder, metric, [str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()])
+        raise unknown(folder, metric, [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()])
     steps, values = array("q"), array("d")
     with open_to_read(file) as lines:
         for number, line in enumerate(lines_of(file, lines), 1):
@@ -386,16 +386,16 @@ def _run(file: Path, metric: str) -> Values:
     return steps, values, False
 
 
-def _files_of(place: Path) -> list[Path]:
+def _files_of(path: Path) -> list[Path]:
     """Return a log's files: the event files of a folder, or all below it; the file itself if it is one."""
-    inside = sorted(place.glob("*.tfevents.*")) or sorted(place.rglob("*"))
-    return [one for one in inside if not one.is_dir()] if place.is_dir() else [place]
+    inside = sorted(path.glob("*.tfevents.*")) or sorted(path.rglob("*"))
+    return [file for file in inside if not file.is_dir()] if path.is_dir() else [path]
 
 
 def _digest(file: Path) -> str:
-    found = hashlib.sha256()
-    for one in _files_of(file):
-        with open_to_read(one) as content:
+    hasher = hashlib.sha256()
+    for part in _files_of(file):
+        with open_to_read(part) as content:
             while piece := content.read(1 << 20):
-                found.update(piece)
-    return found.hexdigest()
+                hasher.update(piece)
+    return hasher.hexdigest()

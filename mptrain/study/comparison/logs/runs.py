@@ -113,7 +113,7 @@ def read_curves(paths: Sequence[str], question: Question) -> list[tuple[str, Cur
 
     In paths ``*`` and ``?`` stand for any letters, and ``{seed}`` for those that name the pair of a run.
     """
-    found: list[tuple[str, Curve]] = []
+    curves: list[tuple[str, Curve]] = []
     for pattern in paths:
         before, placeholder, after = pattern.partition("{seed}")
         if question.paired and not placeholder:
@@ -125,24 +125,24 @@ def read_curves(paths: Sequence[str], question: Question) -> list[tuple[str, Cur
         if "*{seed}" in pattern or "{seed}*" in pattern:
             raise UsageError(f"{pattern}: where does a seed end?", "{seed} cannot stand beside *")
         # MLflow describes an experiment beside its runs
-        places = sorted(one for one in found_there if Path(one).name != "meta.yaml") or [pattern]
-        if places == [pattern] and not Path(pattern).exists() and not Path(pattern).parent.is_file():
+        logs = sorted(path for path in found_there if Path(path).name != "meta.yaml") or [pattern]
+        if logs == [pattern] and not Path(pattern).exists() and not Path(pattern).parent.is_file():
             hint = "check the path; in a pattern [ is written [[]"
             raise DataError(f"there is no log {pattern}", hint)
         as_regex = fnmatch.translate(f"{before}{_SEED}{after}")
         seed = re.compile(as_regex.replace(_SEED, "(?P<seed>.+?)")) if placeholder else None
-        for place in places:
-            named = seed.fullmatch(place) if seed else None
-            found.append(
+        for log in logs:
+            named = seed.fullmatch(log) if seed else None
+            curves.append(
                 (
                     named["seed"] if named else "",
-                    read_curve(Path(place), question.metric, question.where, question.pattern),
+                    read_curve(Path(log), question.metric, question.where, question.pattern),
                 )
             )
-    _refuse_ranks([curve.path for _, curve in found])
-    if question.paired and (twice := [name for name, n in Counter(name for name, _ in found).items() if n > 1]):
+    _refuse_ranks([curve.path for _, curve in curves])
+    if question.paired and (twice := [name for name, n in Counter(name for name, _ in curves).items() if n > 1]):
         raise UsageError(f"two runs of an arm have the seed {twice[0]}", "an arm has one run for each")
-    return found
+    return curves
 
 
 def _refuse_ranks(paths: Sequence[str]) -> None:
@@ -200,7 +200,7 @@ def _point(question: Question, curves: Sequence[Curve]) -> _Point:
     ends = {curve.path: int(curve.steps[-1]) for curve in living}
     if kind == "last":
         if len({*ends.values()}) > 1:
-            first, last = min(ends, key=lambda one: ends[one]), max(ends, key=lambda one: ends[one])
+            first, last = min(ends, key=lambda path: ends[path]), max(ends, key=lambda path: ends[path])
             raise DataError(
                 f"the runs end at different steps: {first} at {ends[first]:,}, {last} at {ends[last]:,}",
                 f"compare them where all are, with --at step={_common(living)}; if the shorter ones failed, a last "
@@ -267,7 +267,7 @@ def _notes(curves: Sequence[Curve], question: Question, at: _Point) -> list[str]
     if resumed := [curve for curve in curves if curve.given_up]:
         left_out = counted(sum(curve.given_up for curve in resumed), "value")
         again = f"steps go back, as after a resume: {left_out} before it are left out"
-        notes.append(f"{listed([one.path for one in resumed], 3)}: {again}")
+        notes.append(f"{listed([curve.path for curve in resumed], 3)}: {again}")
     first = {_content(curve): curve for curve in reversed(curves)}
     if alike := [curve.path for curve in curves if len(curve.values) > 1 and first[_content(curve)] is not curve]:
         notes.append(f"{listed(alike, 3)}: the same few values as another log; a copy is no evidence, so leave it out")

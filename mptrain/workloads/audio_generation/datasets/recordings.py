@@ -55,18 +55,23 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
     name, root = options.name, expanded(options.root)
     letters, faults = Alphabet(options.alphabet), Faults(options.on_error)
     files = _sound_files(root, name)
-    found = sorted({_speaker_of(file, root) for file in files}) if options.speakers else [""]
+    speakers = sorted({_speaker_of(file, root) for file in files}) if options.speakers else [""]
     texts = _texts_beside(files, faults) if options.text else {}
     clips = []
     for file in texts or files:
         try:
             samples = max(1, round(recording_seconds(file) * options.rate))
-            said = letters.known_numbers(_text_of(texts[file])) if texts else ()
+            letter_numbers = letters.known_numbers(_text_of(texts[file])) if texts else ()
         except RecordingError as error:
             faults.report({str(file): error.reason})
         else:
             clips.append(
-                Clip(str(file), samples, found.index(_speaker_of(file, root)) if options.speakers else 0, said)
+                Clip(
+                    str(file),
+                    samples,
+                    speakers.index(_speaker_of(file, root)) if options.speakers else 0,
+                    letter_numbers,
+                )
             )
     if not clips:
         raise DataError(f"{name}: no recording in {root} can be used", "fix or remove the files")
@@ -77,7 +82,7 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
         faults,
         options,
         rate=options.rate,
-        speakers=tuple(found),
+        speakers=tuple(speakers),
         alphabet=letters.labels() if any(clip.letters for clip in clips) else (),
         workers=options.workers,
     )
@@ -100,15 +105,15 @@ def _speaker_of(file: Path, root: Path) -> str:
 def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
     """Return the text file of each recording that has one; if any has, the others and lone texts are faults."""
     beside = {file: Path(as_stored(str(file.with_suffix(".txt")))) for file in files}
-    found = {file: text for file, text in beside.items() if text.is_file()}
-    if found:
+    transcripts = {file: text for file, text in beside.items() if text.is_file()}
+    if transcripts:
         hint = "fix or remove it, set dataset.text=false"
-        alone = [file for file in files if file not in found]
+        alone = [file for file in files if file not in transcripts]
         faults.report({str(file): "has no text next to it, but other recordings have one" for file in alone}, hint)
         texts = sorted(text for folder in {file.parent for file in files} for text in folder.glob("[!.]*.txt"))
-        known = set(found.values())
+        known = set(transcripts.values())
         faults.report({str(text): "has no recording next to it" for text in texts if text not in known}, hint)
-    return found
+    return transcripts
 
 
 def _text_of(path: Path) -> str:

@@ -115,9 +115,9 @@ class WaveNet(nn.Module):
         self.letters = nn.Embedding(vocabulary_size, condition, padding_idx=0) if vocabulary_size else None
         self.neighbours = nn.Conv1d(condition, condition, 5, padding=2) if vocabulary_size else None
         dilations = [2**layer for _ in range(stacks) for layer in range(layers)]
-        told = condition if speakers or vocabulary_size else 0
+        condition_size = condition if speakers or vocabulary_size else 0
         self.layers = nn.ModuleList(
-            GatedLayer(residual, kernel_size, dilation, told, last=number == len(dilations))
+            GatedLayer(residual, kernel_size, dilation, condition_size, last=number == len(dilations))
             for number, dilation in enumerate(dilations, start=1)
         )
         # One product over the skip connections of all layers: their sum is rounded once, not after every layer.
@@ -142,13 +142,13 @@ class WaveNet(nn.Module):
             products.append(product)
         return self.answer(products)
 
-    def conditioning(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
+    def conditioning(self, speaker: Tensor | None, text: Tensor | None, letter_index: Tensor | None) -> Tensor | None:
         """Return the condition of all layers, ``[N, E, L]`` with text, ``[N, E, 1]`` with only a speaker, or None."""
         condition: Tensor | None = None
-        if self.letters is not None and self.neighbours is not None and text is not None and place is not None:
+        if self.letters is not None and self.neighbours is not None and text is not None and letter_index is not None:
             letters = self.neighbours(self.letters(text).transpose(1, 2)).transpose(1, 2)
             # F.embedding sums gradients in FP32, which matters because hundreds of samples share a letter.
-            rows = place + torch.arange(len(text), device=text.device)[:, None] * text.shape[1]
+            rows = letter_index + torch.arange(len(text), device=text.device)[:, None] * text.shape[1]
             condition = F.embedding(rows, letters.flatten(0, 1)).transpose(1, 2)
         if self.speakers is not None and speaker is not None:
             voice = self.speakers(speaker).unsqueeze(2)
@@ -177,7 +177,7 @@ class WaveNet(nn.Module):
         condition = self.conditioning(speaker, text, place)
         length = given.shape[1]
         layers = [cast("GatedLayer", layer) for layer in self.layers]
-        told = [layer.added(condition) for layer in layers]
+        conditions = [layer.added(condition) for layer in layers]
         queues, value = [], self.embedding(given[:, :-1]).transpose(1, 2)
         for layer in layers:
             queues.append(Queue(layer, value))
@@ -186,7 +186,7 @@ class WaveNet(nn.Module):
         level, levels = given[:, -1], []
         for position in range(length - 1, length - 1 + count):
             value, products = self.embedding(level).unsqueeze(2), []
-            for queue, added in zip(queues, told, strict=True):
+            for queue, added in zip(queues, conditions, strict=True):
                 now = added if added is None or added.shape[2] == 1 else added[..., position, None]
                 value, product = queue.step(value, now)
                 products.append(product)

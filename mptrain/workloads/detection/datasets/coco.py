@@ -53,17 +53,17 @@ def load_coco(options: CocoOptions) -> PictureDataset:
     categories = read["train"].categories
     parts = {}
     empty_boxes = 0
-    for part, found in read.items():
-        if unknown := set(found.categories) - set(categories):
+    for part, instances in read.items():
+        if unknown := set(instances.categories) - set(categories):
             raise DataError(
-                f"{found.path} has {len(unknown)} categories that are missing from {read['train'].path}, such as "
-                f"{found.categories[min(unknown)]}",
+                f"{instances.path} has {len(unknown)} categories that are missing from {read['train'].path}, such as "
+                f"{instances.categories[min(unknown)]}",
                 "write the same list of categories into both files",
             )
         faults = Faults(options.on_error)
-        with _of_this_form(found.path):
-            pictures, empty = found.pictures(list(categories), faults)
-            parts[part] = (Listing(present(pictures, found.folder, faults)), faults)
+        with _of_this_form(instances.path):
+            pictures, empty = instances.pictures(list(categories), faults)
+            parts[part] = (Listing(present(pictures, instances.folder, faults)), faults)
         empty_boxes += empty
     return PictureDataset(options.name, tuple(categories.values()), parts, options, empty_boxes)
 
@@ -86,18 +86,19 @@ class Instances:
         categories = _all_with(content, "categories", "category", ("id", "name"))
         self._images = _all_with(content, "images", "image", ("id", "file_name"))
         annotations = _all_with(content, "annotations", "annotation", ("image_id", "category_id", "bbox"))
-        _require_different("categories have the id", [one["id"] for one in categories])
-        _require_different("categories have the name", [str(one["name"]) for one in categories])
-        _require_different("images have the id", [one["id"] for one in self._images])
-        categories.sort(key=lambda one: (isinstance(one["id"], str), one["id"]))
-        self.categories: dict[int, str] = {one["id"]: str(one["name"]) for one in categories}
-        self._boxes: dict[Any, list[Any]] = {one["id"]: [] for one in self._images}
-        for one in annotations:
-            if one["image_id"] not in self._boxes:
+        _require_different("categories have the id", [category["id"] for category in categories])
+        _require_different("categories have the name", [str(category["name"]) for category in categories])
+        _require_different("images have the id", [image["id"] for image in self._images])
+        categories.sort(key=lambda category: (isinstance(category["id"], str), category["id"]))
+        self.categories: dict[int, str] = {category["id"]: str(category["name"]) for category in categories}
+        self._boxes: dict[Any, list[Any]] = {image["id"]: [] for image in self._images}
+        for annotation in annotations:
+            if annotation["image_id"] not in self._boxes:
                 raise ValueError(
-                    f"annotation {one.get('id')} refers to image {one['image_id']}, which is not in the list of images"
+                    f"annotation {annotation.get('id')} refers to image {annotation['image_id']}, "
+                    "which is not in the list of images"
                 )
-            self._boxes[one["image_id"]].append(one)
+            self._boxes[annotation["image_id"]].append(annotation)
 
     def pictures(self, ids: list[int], faults: Faults) -> tuple[list[AnnotatedImage], int]:
         """Return the usable pictures, and the number of their boxes without width or height, which are left out.
@@ -107,28 +108,28 @@ class Instances:
             ValueError: A box or an image size does not consist of numbers.
         """
         numbers = {identity: number for number, identity in enumerate(ids)}
-        found = []
+        pictures = []
         empty = 0
         for image in self._images:
             path = str(self.folder / image["file_name"])
             boxes = []
-            for one in self._boxes[image["id"]]:
-                left, upper, width, height = _bbox(one)
-                if one["category_id"] not in numbers:
-                    faults.report({path: f"annotation {one.get('id')} has the unknown category {one['category_id']}"})
+            for box in self._boxes[image["id"]]:
+                left, upper, width, height = _bbox(box)
+                if box["category_id"] not in numbers:
+                    faults.report({path: f"annotation {box.get('id')} has the unknown category {box['category_id']}"})
                     break
                 if width == 0 or height == 0:
                     empty += 1
                     continue
-                kind = CROWD if one.get("iscrowd") else OBJECT
-                boxes.append((left, upper, left + width, upper + height, numbers[one["category_id"]], kind))
+                kind = CROWD if box.get("iscrowd") else OBJECT
+                boxes.append((left, upper, left + width, upper + height, numbers[box["category_id"]], kind))
             else:
                 picture = AnnotatedImage(path, tuple(boxes), _size(image))
                 if picture.wrong is None:
-                    found.append(picture)
+                    pictures.append(picture)
                 else:
                     faults.report({path: picture.wrong})
-        return found, empty
+        return pictures, empty
 
 
 def _all_with(content: dict[str, Any], key: str, kind: str, members: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -136,16 +137,18 @@ def _all_with(content: dict[str, Any], key: str, kind: str, members: tuple[str, 
     given = content[key]
     if not isinstance(given, list):
         raise ValueError(f"its {key} are not a list")
-    for number, one in enumerate(given, start=1):
-        if not isinstance(one, dict):
+    for number, record in enumerate(given, start=1):
+        if not isinstance(record, dict):
             raise ValueError(f"{kind} number {number} of the list is not an object")
         for member in members:
             wanted = int | str if member.endswith("id") else str if member == "file_name" else object
-            if member not in one or not isinstance(one[member], wanted):
+            if member not in record or not isinstance(record[member], wanted):
                 title = (
-                    f"{kind} {one['id']!r}" if "id" in one and member != "id" else f"{kind} number {number} of the list"
+                    f"{kind} {record['id']!r}"
+                    if "id" in record and member != "id"
+                    else f"{kind} number {number} of the list"
                 )
-                what = f"the invalid {member} {_shown(one[member])}" if member in one else f"no {member}"
+                what = f"the invalid {member} {_shown(record[member])}" if member in record else f"no {member}"
                 raise ValueError(f"{title} has {what}")
     return list(given)
 
@@ -169,8 +172,8 @@ def _size(image: dict[str, Any]) -> tuple[int, int] | None:
     try:
         return int(image["width"]), int(image["height"])
     except (TypeError, ValueError, OverflowError):
-        said = f"{_shown(image['width'])} x {_shown(image['height'])}"
-        raise ValueError(f"image {image['id']!r} has the size {said} instead of two numbers in pixels") from None
+        size = f"{_shown(image['width'])} x {_shown(image['height'])}"
+        raise ValueError(f"image {image['id']!r} has the size {size} instead of two numbers in pixels") from None
 
 
 def _shown(value: Any) -> str:

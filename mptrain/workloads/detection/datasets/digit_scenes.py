@@ -89,17 +89,17 @@ def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: in
         wanted = 1 + int(numbers[0] * _MOST)
         corners: list[tuple[int, int, int, int]] = []
         labels: list[int] = []
-        for place in range(wanted):
-            which, size, *places = numbers[1 + place * _DRAWS : 1 + (place + 1) * _DRAWS]
+        for index in range(wanted):
+            which, size, *places = numbers[1 + index * _DRAWS : 1 + (index + 1) * _DRAWS]
             digit = int(which * len(digits))
             square, (left, upper, right, lower) = stamps[int(size * len(stamps))]
             ink = square[digit, upper[digit] : lower[digit], left[digit] : right[digit]]
-            found = _free_place(ink.shape[0], ink.shape[1], side, places, corners)
-            if found is None:
+            box = _free_place(ink.shape[0], ink.shape[1], side, places, corners)
+            if box is None:
                 continue
-            x, y, across, down = found
+            x, y, across, down = box
             canvas[y:down, x:across] = ink
-            corners.append(found)
+            corners.append(box)
             labels.append(int(targets[digit]))
         boxes.append(
             Boxes(

@@ -68,7 +68,9 @@ def load_voc(options: VocOptions) -> PictureDataset:
     for part, lists in {"train": options.train, "val": options.val, "test": options.test}.items():
         if lists:
             faults = Faults(options.on_error)
-            pictures = [one for written in lists for one in read_list(root, written, names, faults, options.download)]
+            pictures = [
+                picture for written in lists for picture in read_list(root, written, names, faults, options.download)
+            ]
             parts[part] = (Listing(pictures), faults)
     return PictureDataset(options.name, names, parts, options)
 
@@ -94,14 +96,14 @@ def read_list(
     if not lines:
         raise DataError(f"the list {path} names no picture", "check dataset.root and the names of the lists")
     numbers = {composed(name): number for number, name in enumerate(classes)}
-    found = []
+    pictures = []
     for columns in lines:
         annotation = Path(as_stored(str(folder / "Annotations" / f"{columns[0]}.xml")))
         try:
-            found.append(read_annotation(annotation, folder / "JPEGImages", numbers))
+            pictures.append(read_annotation(annotation, folder / "JPEGImages", numbers))
         except ValueError as error:
             faults.report({str(annotation): str(error)})
-    return present(found, folder / "JPEGImages", faults)
+    return present(pictures, folder / "JPEGImages", faults)
 
 
 def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
@@ -163,8 +165,8 @@ def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Anno
         raise ValueError(f"is not valid XML: {error}") from error
     boxes = tuple(_box(number, element, numbers) for number, element in enumerate(root.iter("object"), start=1))
     size = None
-    if (said := root.find("size")) is not None:
-        width, height = int(_number(said, "width")), int(_number(said, "height"))
+    if (size_tag := root.find("size")) is not None:
+        width, height = int(_number(size_tag, "width")), int(_number(size_tag, "height"))
         size = (width, height) if width > 0 and height > 0 else None
     ending = Path(root.findtext("filename") or "").suffix or ".jpg"
     picture = AnnotatedImage(str(pictures / f"{path.stem}{ending}"), boxes, size)

@@ -34,7 +34,7 @@ class WideAnchors(AnchorGenerator):  # type: ignore[misc]
     @override
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
         """Return for each image the anchors of all maps in pixels, float32 ``[A, 4]``: left, upper, right, lower."""
-        shapes = [found.new_empty((0, *found.shape[-2:]), dtype=torch.float32) for found in maps]
+        shapes = [features.new_empty((0, *features.shape[-2:]), dtype=torch.float32) for features in maps]
         anchors: list[Tensor] = super().forward(images, shapes)
         return anchors
 
@@ -46,7 +46,7 @@ class WideRPNHead(RPNHead):  # type: ignore[misc]
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return object logits ``[N, A, H, W]`` and offsets ``[N, 4 * A, H, W]`` of each map, for A anchors a place."""
         logits, offsets = super().forward(maps)
-        return [said.float() for said in logits], [said.float() for said in offsets]
+        return [level.float() for level in logits], [level.float() for level in offsets]
 
 
 class WideRoIAlign(MultiScaleRoIAlign):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class WideRoIAlign(MultiScaleRoIAlign):  # type: ignore[misc]
     @override
     def forward(self, maps: Mapping[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
         """Return features ``[R, C, 7, 7]`` of the R regions of all images."""
-        pooled: Tensor = super().forward({name: found.float() for name, found in maps.items()}, boxes, sizes)
+        pooled: Tensor = super().forward({name: features.float() for name, features in maps.items()}, boxes, sizes)
         return pooled.to(next(iter(maps.values())).dtype)
 
 
@@ -126,13 +126,13 @@ class FasterRCNN(nn.Module):
         maps: Mapping[str, Tensor] = self.backbone(images)
         size = (images.shape[2], images.shape[3])
         if boxes is None or labels is None:
-            found = self._heads(images, maps, [size] * len(images), None)[0]
-            return [{**one, "labels": one["labels"] - 1} for one in found]
+            outputs = self._heads(images, maps, [size] * len(images), None)[0]
+            return [{**output, "labels": output["labels"] - 1} for output in outputs]
         losses: dict[str, list[Tensor]] = {}
         for number in range(len(images)):
             present = labels[number] >= 0
             truth = {"boxes": boxes[number][present], "labels": labels[number][present] + 1}
-            own = {name: found[number : number + 1] for name, found in maps.items()}
+            own = {name: features[number : number + 1] for name, features in maps.items()}
             for name, loss in self._heads(images[number : number + 1], own, [size], [truth])[1].items():
                 losses.setdefault(name, []).append(loss)
         return {name: torch.stack(values) for name, values in losses.items()}
@@ -146,8 +146,8 @@ class FasterRCNN(nn.Module):
             head.train(truth is not None)
         try:
             proposals, losses = self.rpn(ImageList(images, sizes), maps, truth)
-            found, more = self.roi_heads(maps, proposals, sizes, truth)
+            detections, more = self.roi_heads(maps, proposals, sizes, truth)
         finally:
             for head, mode in modes:
                 head.train(mode)
-        return found, {**losses, **more}
+        return detections, {**losses, **more}

@@ -73,8 +73,8 @@ class SingleShot(nn.Module):
         self, images: Tensor, boxes: Tensor | None = None, labels: Tensor | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         """Return ``class_loss`` and ``box_loss`` of each image if true boxes are given, otherwise the detections."""
-        said = self.head(list(self.backbone(images).values()))
-        logits, offsets = said["cls_logits"].float(), said["bbox_regression"].float()
+        outputs = self.head(list(self.backbone(images).values()))
+        logits, offsets = outputs["cls_logits"].float(), outputs["bbox_regression"].float()
         if boxes is None or labels is None:
             return detections(logits, offsets, self.anchors, self.image_size)
         return multibox_losses(logits, offsets, self.anchors, boxes, labels)
@@ -87,7 +87,7 @@ def map_shapes(backbone: nn.Module, in_channels: int, image_size: int) -> list[t
     images = torch.empty(2, in_channels, image_size, image_size, device="meta")
     with torch.no_grad():
         features = torch.func.functional_call(backbone, shapes, (images,))
-    return [tuple(found.shape[1:]) for found in features.values()]
+    return [tuple(feature_map.shape[1:]) for feature_map in features.values()]
 
 
 def default_boxes(generator: DefaultBoxGenerator, maps: list[tuple[int, int, int]], image_size: int) -> Tensor:
@@ -183,16 +183,16 @@ def match(boxes: Tensor, present: Tensor, anchors: Tensor) -> Tensor:
     several true boxes claim the same default box, the last one is matched. The result is int64 ``[N, A]``, -1 for
     background. ``present``, bool ``[N, M]``, tells boxes from padding; M is at least 1.
     """
-    samples, places = present.shape
-    overlaps = box_iou(boxes.flatten(0, 1), anchors).view(samples, places, len(anchors))
+    samples, count = present.shape
+    overlaps = box_iou(boxes.flatten(0, 1), anchors).view(samples, count, len(anchors))
     overlaps = overlaps.masked_fill(~present.unsqueeze(2), -1.0)
-    best, place = overlaps.max(dim=1)
-    found = torch.where(best >= MATCHED, place, -1)
-    numbers = torch.arange(places, device=boxes.device).expand(samples, places)
-    claimed = torch.full_like(found, -1).scatter_reduce(
+    best, box_index = overlaps.max(dim=1)
+    matched = torch.where(best >= MATCHED, box_index, -1)
+    numbers = torch.arange(count, device=boxes.device).expand(samples, count)
+    claimed = torch.full_like(matched, -1).scatter_reduce(
         1, overlaps.argmax(dim=2), torch.where(present, numbers, -1), "amax"
     )
-    return torch.where(claimed >= 0, claimed, found)
+    return torch.where(claimed >= 0, claimed, matched)
 
 
 def multibox_losses(
@@ -209,9 +209,9 @@ def multibox_losses(
     """
     matched = match(boxes, labels >= 0, anchors)
     objects = matched >= 0
-    place = matched.clamp(min=0)
-    classes = torch.where(objects, labels.gather(1, place) + 1, 0)
-    true = boxes.gather(1, place.unsqueeze(2).expand(-1, -1, 4))
+    box_index = matched.clamp(min=0)
+    classes = torch.where(objects, labels.gather(1, box_index) + 1, 0)
+    true = boxes.gather(1, box_index.unsqueeze(2).expand(-1, -1, 4))
     # The target of a background box is the box itself: the logarithm of padding is -inf, and its gradient NaN.
     wanted = encode(torch.where(objects.unsqueeze(2), true, anchors), anchors)
     off = F.smooth_l1_loss(offsets, wanted, reduction="none").sum(2)
@@ -242,11 +242,11 @@ def detections(logits: Tensor, offsets: Tensor, anchors: Tensor, side: int) -> l
     image, label, rank = torch.nonzero(best > LOWEST_SCORE, as_tuple=True)  # synchronises with the device
     box, score = boxes[image, places[image, label, rank]], best[image, label, rank]
     each = torch.bincount(image, minlength=samples).tolist()  # synchronises with the device
-    found = []
+    per_image = []
     for own_box, own_label, own_score in zip(box.split(each), label.split(each), score.split(each), strict=True):
         # In FP64, because batched_nms separates classes by large shifts of their boxes, which costs precision in FP32.
         kept = batched_nms(
             *(beside_fp64(tensor).double() for tensor in (own_box, own_score)), beside_fp64(own_label), OVERLAP
         )[:MOST]
-        found.append({"boxes": own_box[kept], "labels": own_label[kept], "scores": own_score[kept]})
-    return found
+        per_image.append({"boxes": own_box[kept], "labels": own_label[kept], "scores": own_score[kept]})
+    return per_image

@@ -80,25 +80,25 @@ class PhotoFolder(PhotoDataset):
     def files(self) -> dict[str, list[str]]:
         root = expanded(self.root)
         train = root / "train"
-        found = {"train": _photos_in(train if train.is_dir() else root)}
+        splits = {"train": _photos_in(train if train.is_dir() else root)}
         for split in ("val", "test"):
             if train.is_dir() and (root / split).is_dir():
-                found[split] = _photos_in(root / split)
-        everything = found["train"]
+                splits[split] = _photos_in(root / split)
+        everything = splits["train"]
         for split, asked in (("test", self.test_photos), ("val", self.val_photos)):
-            if split in found:
+            if split in splits:
                 continue
             count = max(1, len(everything) // 10) if asked is None else asked
-            if count >= len(found["train"]):
+            if count >= len(splits["train"]):
                 raise ConfigError(
                     f"{root} has {len(everything)} photos: holding {count} out for {split} leaves none to train on",
                     "add photos, or set dataset.val_photos=0 or dataset.test_photos=0",
                 )
-            order = permutation(len(found["train"]), _FIXED).tolist()
+            order = permutation(len(splits["train"]), _FIXED).tolist()
             held = set(order[:count])
-            found[split] = [file for place, file in enumerate(found["train"]) if place in held]
-            found["train"] = [file for place, file in enumerate(found["train"]) if place not in held]
-        return found
+            splits[split] = [file for index, file in enumerate(splits["train"]) if index in held]
+            splits["train"] = [file for index, file in enumerate(splits["train"]) if index not in held]
+        return splits
 
 
 #: Names in configurations.
@@ -110,20 +110,20 @@ def _photos_in(folder: Path) -> list[str]:
     hint = f"set dataset.root=FOLDER; known suffixes: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no own files"
     if not folder.is_dir():
         raise DataError(f"the folder of the photos, {folder}, does not exist", hint)
-    found = []
+    photos = []
     for parent, _, names in walk(folder, EXTENSIONS):
-        found += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
-    if not found:
+        photos += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
+    if not photos:
         raise DataError(f"no images found below {folder}", hint)
-    return sorted(found)
+    return sorted(photos)
 
 
 def _photo(name: str) -> str:
     """Return the path of a photo in an installed package, without importing the package."""
     package, _, file = name.partition("/")
     distribution, folder = _PACKAGES[package]
-    places = [place / folder for place in package_folders(package) if (place / folder).is_dir()]
-    if not places or not (places[0] / file).is_file():
+    folders = [parent / folder for parent in package_folders(package) if (parent / folder).is_dir()]
+    if not folders or not (folders[0] / file).is_file():
         other = ", or set dataset.skimage=false" if package == "skimage" else ""
         raise DataError(f"{file} of {distribution} not found", f"pip install {distribution}{other}")
-    return str(places[0] / file)
+    return str(folders[0] / file)

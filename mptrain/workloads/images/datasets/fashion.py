@@ -72,8 +72,8 @@ def find_files(root: Path, debian: Path) -> list[Path] | None:
     The first folder with all of them counts: ``FashionMNIST/raw`` in the root, the root, Debian's. Each may be gzipped.
     """
     for folder in (root / _TORCHVISION, root, debian):
-        found = [path for name in _FILES for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-        chosen = {path.name.removesuffix(".gz"): path for path in reversed(found)}
+        paths = [path for name in _FILES for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        chosen = {path.name.removesuffix(".gz"): path for path in reversed(paths)}
         if len(chosen) == len(_FILES):
             return [chosen[name] for name in _FILES]
     return None

@@ -147,13 +147,13 @@ class ClassFolders(ImageDataset):
         count = len(self.class_names)
         if not count:
             return f"{super().describe()}, no classes"
-        said = f"{super().describe()}, {count:,} class{'es' * (count > 1)}"
+        description = f"{super().describe()}, {count:,} class{'es' * (count > 1)}"
         for part in ("train", "val", "test"):
             if part in self._splits and (lacking := count - len(self._splits[part].listing.targets.unique())):
-                said += f", {lacking:,} without images in {part}"
+                description += f", {lacking:,} without images in {part}"
         if self._by_default:
-            said += f"; {len(self.val or ()):,} images held out for val by default (dataset.val_share)"
-        return said
+            description += f"; {len(self.val or ()):,} images held out for val by default (dataset.val_share)"
+        return description
 
     def _contradictions(self) -> list[Problem]:
         problems = []
@@ -295,14 +295,14 @@ class FolderSplit(IndependentSamples):
         draws = uniforms(seed, epoch, indices, count).tolist()
         paths = [self.listing.paths[index] for index in indices]
 
-        def read(place: int) -> tuple[Tensor, Tensor]:
-            side, centre, crop = self.preparation.image_size, self.preparation.centre, draws[place][:_DRAWS] or None
-            image = decode(paths[place], side, self.channels, crop, self.faults, self.decoding, centre)
-            image = self.varied.apply(image, draws[place][_DRAWS:]) if self.varied else image
-            return image, self.listing.targets[indices[place]]
+        def read(position: int) -> tuple[Tensor, Tensor]:
+            side, centre, crop = self.preparation.image_size, self.preparation.centre, draws[position][:_DRAWS] or None
+            image = decode(paths[position], side, self.channels, crop, self.faults, self.decoding, centre)
+            image = self.varied.apply(image, draws[position][_DRAWS:]) if self.varied else image
+            return image, self.listing.targets[indices[position]]
 
-        found = self.faults.usable("image", paths, read, UNDECODABLE, "cannot be decoded: {}".format)
-        images, targets = map(torch.stack, zip(*found, strict=True))
+        samples = self.faults.usable("image", paths, read, UNDECODABLE, "cannot be decoded: {}".format)
+        images, targets = map(torch.stack, zip(*samples, strict=True))
         return Batch(images, targets)
 
 

@@ -41,10 +41,10 @@ def load_text(options: TextFileOptions) -> TextDataset:
     raised if a file is missing or cannot be read, or there is no text; ConfigError if it is too short for the options.
     """
     name = options.name
-    found = find_parts(name, options.path, SUFFIXES, _HINT, subfolders=True)
-    faults = {part: Faults(options.on_error) for part in found}
+    part_files = find_parts(name, options.path, SUFFIXES, _HINT, subfolders=True)
+    faults = {part: Faults(options.on_error) for part in part_files}
     documents: dict[str, list[str]] = {}
-    for part, files in found.items():
+    for part, files in part_files.items():
         documents[part] = [read_file(file, faults[part]) for file in files]
         if not any(text and not text.isspace() for text in documents[part]):
             more = f", nor in {len(files) - 1} more" if len(files) > 1 else ""
@@ -55,4 +55,4 @@ def load_text(options: TextFileOptions) -> TextDataset:
         0 if "test" in documents else options.test_share,
     )
     parts = {**cut, **{part: joined(texts) for part, texts in documents.items()}}
-    return windows_of(name, parts, options, faults, found)
+    return windows_of(name, parts, options, faults, part_files)

@@ -93,8 +93,8 @@ def wave_of(text: str, part: int, index: int, noise: float) -> Tensor:
     """
     tempo, pitch, loudness, *draws = uniforms(mix(_FIXED, 1), part, [index], 3 + 4 * len(text))[0].tolist()
     pieces = []
-    for place, letter in enumerate(text):
-        duration, rest, low, high = draws[4 * place :][:4]
+    for position, letter in enumerate(text):
+        duration, rest, low, high = draws[4 * position :][:4]
         samples = int(RATE * (0.06 + 0.08 * duration) * (0.8 + 0.4 * tempo))
         pieces.append(torch.zeros(samples, dtype=torch.float64))
         if letter == " ":

@@ -63,18 +63,18 @@ def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
         ConfigError: The features are invalid, or no utterance is left to train on.
     """
     form = options.input_format(options.alphabet, options.sample_rate)
-    places = {"val": options.val_path, "test": options.test_path, "train": options.path}
-    found = {
-        part: _utterances(place, form, Faults(options.on_error)) for part, place in places.items() if place is not None
+    paths = {"val": options.val_path, "test": options.test_path, "train": options.path}
+    by_part = {
+        part: _utterances(path, form, Faults(options.on_error)) for part, path in paths.items() if path is not None
     }
     read = functools.partial(read_recording, rate=options.sample_rate)
-    return speech_as_dataset(options.name, found, read, form, options, options.workers)
+    return speech_as_dataset(options.name, by_part, read, form, options, options.workers)
 
 
-def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Utterance], Faults]:
+def _utterances(path: Path, form: InputFormat, faults: Faults) -> tuple[list[Utterance], Faults]:
     """Return the usable utterances of a manifest or folder, sorted by path, and the record of the unusable ones."""
-    found = []
-    for entry in entries_of(expanded(place), faults):
+    utterances = []
+    for entry in entries_of(expanded(path), faults):
         utterance = Utterance(entry.path, form.alphabet.spelled(entry.text), 0, entry.where)
         try:
             samples = round(_seconds(entry) * form.features.rate)
@@ -84,8 +84,8 @@ def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Ut
             hint = "fix or remove it"
             faults.report({utterance.title: error.reason}, f"{hint} (a table has no header line)" if header else hint)
         else:
-            found.append(replace(utterance, samples=samples))
-    return sorted(found, key=lambda utterance: utterance.name), faults
+            utterances.append(replace(utterance, samples=samples))
+    return sorted(utterances, key=lambda utterance: utterance.name), faults
 
 
 def _seconds(entry: ManifestEntry) -> float:
@@ -112,7 +112,7 @@ class ManifestEntry:
     where: str = ""
 
 
-def entries_of(place: Path, faults: Faults) -> list[ManifestEntry]:
+def entries_of(path: Path, faults: Faults) -> list[ManifestEntry]:
     """Return the recordings with transcripts that a manifest or a folder lists; no recording is read.
 
     A manifest is a UTF-8 file. If its first line starts with a brace, each line is a JSON object with
@@ -126,30 +126,30 @@ def entries_of(place: Path, faults: Faults) -> list[ManifestEntry]:
     recordings without a transcript are faults. DataError is raised for a fault if ``on_error`` is ``stop``, and
     without recordings.
     """
-    if place.is_dir():
-        found = _in_folder(place, faults)
-        what = f"no recording with a transcript below {place}"
-    elif place.is_file():
-        lines = read_file(place, faults).splitlines()
+    if path.is_dir():
+        entries = _in_folder(path, faults)
+        what = f"no recording with a transcript below {path}"
+    elif path.is_file():
+        lines = read_file(path, faults).splitlines()
         parse = _from_json if lines and lines[0].lstrip().startswith("{") else _from_table
-        found = []
+        entries = []
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            where = f"{place} line {number}"
+            where = f"{path} line {number}"
             try:
                 entry = parse(line)
             except ValueError as error:
                 faults.report({where: str(error)})
             else:
-                recording = as_stored(str(place.parent / entry.path))
-                found.append(ManifestEntry(recording, entry.text, entry.seconds, where))
-        what = f"{place} lists no recording"
+                recording = as_stored(str(path.parent / entry.path))
+                entries.append(ManifestEntry(recording, entry.text, entry.seconds, where))
+        what = f"{path} lists no recording"
     else:
-        raise DataError(f"speech not found: looked for {place}", _HINT)
-    if not found:
+        raise DataError(f"speech not found: looked for {path}", _HINT)
+    if not entries:
         raise DataError(what, _HINT)
-    return found
+    return entries
 
 
 def _from_table(line: str) -> ManifestEntry:
@@ -187,7 +187,7 @@ def _in_folder(folder: Path, faults: Faults) -> list[ManifestEntry]:
     """Return the recordings with transcripts; if there are any, texts and recordings without counterpart are faults."""
     files = files_below(folder, (*SUFFIXES, ".txt"))
     recordings = _recordings(files)
-    found: list[ManifestEntry] = []
+    entries: list[ManifestEntry] = []
     used: set[str] = set()
     alone: dict[str, str] = {}  # texts without a recording, and empty transcripts
     for table in (file for file in files if file.name.endswith(LIBRISPEECH)):
@@ -197,7 +197,7 @@ def _in_folder(folder: Path, faults: Faults) -> list[ManifestEntry]:
             if stem in recordings:
                 used.add(stem)
                 if text.strip():
-                    found.append(ManifestEntry(str(recordings[stem]), text, where=where))
+                    entries.append(ManifestEntry(str(recordings[stem]), text, where=where))
                 else:
                     alone[where] = f"{recordings[stem]}: {_EMPTY}"
             elif name:
@@ -210,21 +210,21 @@ def _in_folder(folder: Path, faults: Faults) -> list[ManifestEntry]:
         if stem in recordings:
             used.add(stem)
             if text := " ".join(read_file(note, faults).split()):
-                found.append(ManifestEntry(str(recordings[stem]), text))
+                entries.append(ManifestEntry(str(recordings[stem]), text))
             else:
                 alone[str(note)] = "is empty, so the recording next to it has no transcript"
         else:
             alone[str(note)] = "there is no recording of this name next to it"
-    if found:
+    if entries:
         faults.report(alone)
         faults.report(
             {str(path): "has no transcript next to it" for stem, path in recordings.items() if stem not in used}
         )
-    return found
+    return entries
 
 
 def _recordings(files: list[Path]) -> dict[str, Path]:
     """Return recordings by composed path without suffix; of several suffixes the first in `SUFFIXES`."""
-    found = [path for path in files if path.suffix.lower() in SUFFIXES]
-    found.sort(key=lambda path: (path.with_suffix(""), -SUFFIXES.index(path.suffix.lower())))
-    return {composed(str(path.with_suffix(""))): path for path in found}
+    paths = [path for path in files if path.suffix.lower() in SUFFIXES]
+    paths.sort(key=lambda path: (path.with_suffix(""), -SUFFIXES.index(path.suffix.lower())))
+    return {composed(str(path.with_suffix(""))): path for path in paths}

@@ -35,7 +35,7 @@ def load_docstrings(options: LabelledOptions) -> LabelledDataset:
                 for paragraph in _paragraphs(file):
                     owners.setdefault(paragraph, set()).add(package)
     texts = [Labelled(min(packages), text) for text, packages in owners.items() if len(packages) == 1]
-    if missing := sorted({*PACKAGES} - {one.label for one in texts}):
+    if missing := sorted({*PACKAGES} - {sample.label for sample in texts}):
         raise DataError(
             f"docstrings: {library} has no docstrings of {', '.join(missing)}",
             "install the complete standard library, or use your own texts: dataset=labelled_text dataset.path=FILE",

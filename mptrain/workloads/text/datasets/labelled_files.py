@@ -44,15 +44,17 @@ def load_labelled_text(options: LabelledFileOptions) -> LabelledDataset:
     DataError is raised if a file is missing, cannot be read or has an unusable line; ConfigError if there are too few
     texts for the options.
     """
-    found = find_parts(options.name, options.path, SUFFIXES, _HINT)
-    faults = {part: Faults(options.on_error) for part in found}
+    part_files = find_parts(options.name, options.path, SUFFIXES, _HINT)
+    faults = {part: Faults(options.on_error) for part in part_files}
     read = {
-        part: [one for file in files for one in read_labelled(file, options.columns, faults[part])]
-        for part, files in found.items()
+        part: [sample for file in files for sample in read_labelled(file, options.columns, faults[part])]
+        for part, files in part_files.items()
     }
     if not read["train"]:
-        raise DataError(f"{options.name}: {found['train'][0]} has no labelled text{faults['train'].first()}", _HINT)
-    return labelled_as_dataset(options.name, read, options, faults, found)
+        raise DataError(
+            f"{options.name}: {part_files['train'][0]} has no labelled text{faults['train'].first()}", _HINT
+        )
+    return labelled_as_dataset(options.name, read, options, faults, part_files)
 
 
 def read_labelled(file: Path, columns: tuple[str, str], faults: Faults) -> list[Labelled]:
@@ -63,18 +65,18 @@ def read_labelled(file: Path, columns: tuple[str, str], faults: Faults) -> list[
     problems: dict[str, str] = {}
     texts = decoded(file, read_content(file).splitlines(keepends=True), problems)
     rows = _objects(texts, columns) if file.suffix == ".jsonl" else _cells(file, texts, columns)
-    found = []
+    samples = []
     for number, cells in rows:
         label, text = (str(cell).strip() if isinstance(cell, (str, int)) else "" for cell in cells)
         quoted = file.suffix == ".tsv" and label[:1] == label[-1:] == '"'
         if label and text and not quoted:
-            found.append(Labelled(composed(label), text))
+            samples.append(Labelled(composed(label), text))
             continue
         why = f"its {columns[0]} is in quotes" if quoted else f"it has no {columns[1] if label else columns[0]}"
         form = "; a .tsv has tabs between its cells and no quotes around them (a .csv may have quotes)"
         problems[f"{file} line {number}"] = f"{why}{form if file.suffix == '.tsv' else ''}"
     faults.report(problems)
-    return found
+    return samples
 
 
 def _objects(lines: Iterator[tuple[int, str]], columns: tuple[str, str]) -> Iterator[tuple[int, tuple[Any, Any]]]:
@@ -94,13 +96,13 @@ def _cells(
     numbers: list[int] = []  # of the lines that the reader has taken; it counts none that was left out
     texts = (numbers.append(number) or line for number, line in lines)  # type: ignore[func-returns-value]
     reader = csv.reader(texts) if file.suffix == ".csv" else csv.reader(texts, csv.excel_tab, quoting=csv.QUOTE_NONE)
-    places = (0, 1)
+    indices = (0, 1)
     try:
         for count, row in enumerate(reader):
             if count == 0 and {*columns} <= {*row}:
-                places = (row.index(columns[0]), row.index(columns[1]))
+                indices = (row.index(columns[0]), row.index(columns[1]))
             elif row:
-                label, text = (row[place] if place < len(row) else None for place in places)
+                label, text = (row[index] if index < len(row) else None for index in indices)
                 yield numbers[-1], (label, text)
     except csv.Error as error:
         raise DataError(f"{file} line {numbers[-1]}: {error}", "check its quotes and separators") from error

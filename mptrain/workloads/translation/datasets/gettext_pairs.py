@@ -77,8 +77,8 @@ def load_gettext(options: GettextOptions) -> PairDataset:
 
 def find_catalogs(folder: Path, language: str) -> list[Path]:
     """Find the gettext catalogs of a language in a folder, at any depth; of both formats, only the compiled one."""
-    found = [file for file in _catalogs(folder) if file.parent.parent.name == language]
-    return sorted({file.with_suffix(""): file for file in sorted(found, reverse=True)}.values())
+    catalogs = [file for file in _catalogs(folder) if file.parent.parent.name == language]
+    return sorted({file.with_suffix(""): file for file in sorted(catalogs, reverse=True)}.values())
 
 
 def _catalogs(folder: Path) -> list[Path]:
@@ -121,10 +121,10 @@ def read_compiled(file: Path) -> dict[str, str]:
         for number in range(count):
             texts = []
             for table in (sources, targets):
-                length, place = struct.unpack_from(f"{order}2I", content, table + 8 * number)
-                if place + length > len(content):
+                length, offset = struct.unpack_from(f"{order}2I", content, table + 8 * number)
+                if offset + length > len(content):
                     raise ValueError(f"message {number + 1} lies beyond the end of the file")
-                texts.append(content[place : place + length])
+                texts.append(content[offset : offset + length])
             pairs.append((texts[0], texts[1]))
     except struct.error as error:
         raise ValueError("it ends in the middle of a table") from error
@@ -141,12 +141,12 @@ def read_text(file: Path) -> dict[str, str]:
     """
     content = read_bytes(file)
     text = content.decode(_charset(content[:4096].decode("ascii", "replace")))
-    found: dict[str, str] = {}
+    translations: dict[str, str] = {}
     for flags, parts in _entries(text.replace("\r\n", "\n")):
         source, target = parts.get("msgid"), parts.get("msgstr")
         if source and target and "fuzzy" not in flags and not {"msgctxt", "msgid_plural"} & set(parts):
-            found[source] = target
-    return found
+            translations[source] = target
+    return translations
 
 
 def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:

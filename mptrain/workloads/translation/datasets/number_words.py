@@ -77,13 +77,13 @@ def load_number_words(options: NumberWordsOptions) -> PairDataset:
 
 def draw_numbers(count: int) -> list[int]:
     """Draw distinct numbers below a million, the same in every run; the logarithm of a draw plus one is uniform."""
-    found: dict[int, None] = {}
+    numbers: dict[int, None] = {}
     chunk = 0
-    while len(found) < count:
+    while len(numbers) < count:
         drawn = uniforms(_FIXED, 0, torch.arange(chunk * count, (chunk + 1) * count), 1)[:, 0]
-        found.update(dict.fromkeys((_SIZE**drawn).long().sub(1).tolist()))
+        numbers.update(dict.fromkeys((_SIZE**drawn).long().sub(1).tolist()))
         chunk += 1
-    return list(found)[:count]
+    return list(numbers)[:count]
 
 
 def name_of(number: int, language: Language) -> str:

@@ -47,15 +47,15 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
     name, columns = options.name, options.columns
     if columns[0] == columns[1]:
         raise ConfigError(f"dataset.columns: {columns[0]} cannot be both languages", "set dataset.columns=[1,2]")
-    found = find_parts(name, options.path, SUFFIXES, _HINT)
-    faults = {part: Faults(options.on_error) for part in found}
+    part_files = find_parts(name, options.path, SUFFIXES, _HINT)
+    faults = {part: Faults(options.on_error) for part in part_files}
     read = {
         part: [pair for file in files for pair in read_pairs(file, columns, faults[part])]
-        for part, files in found.items()
+        for part, files in part_files.items()
     }
     if not read["train"]:
-        raise DataError(f"{name}: {found['train'][0]} has no pairs{faults['train'].first()}", _HINT)
-    return pairs_as_dataset(name, read, options, faults, found)
+        raise DataError(f"{name}: {part_files['train'][0]} has no pairs{faults['train'].first()}", _HINT)
+    return pairs_as_dataset(name, read, options, faults, part_files)
 
 
 def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:
@@ -94,7 +94,7 @@ def _pair_in(line: str, columns: tuple[int, int]) -> Pair | str:
         )
     apart = len(cells) > max(columns)
     if apart and any(
-        one[:1] == '"' != one[-1:] and two[-1:] == '"' != two[:1] for one, two in itertools.pairwise(cells)
+        cell[:1] == '"' != cell[-1:] and two[-1:] == '"' != two[:1] for cell, two in itertools.pairwise(cells)
     ):
         return "a tab stands within quotes, and every tab ends a column: quotes around cells mean nothing here"
     source, target = (tidied(cells[column - 1]) for column in columns)

@@ -83,9 +83,9 @@ def sentences_in(line: str) -> Iterator[Pair]:
     if len(examples) != len(translations):
         return
     for example, translation in zip(examples, translations, strict=True):
-        one, other = _sentence(example), _sentence(translation)
-        if one and other:
-            yield Pair(one, other)
+        sentence, other = _sentence(example), _sentence(translation)
+        if sentence and other:
+            yield Pair(sentence, other)
 
 
 def _sentence(example: str) -> str:

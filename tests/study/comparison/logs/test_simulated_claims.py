@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mptrain.study.comparison.logs.compare_logs import judge
+from mptrain.study.comparison.logs.compare_logs import judge_arm
 from mptrain.study.comparison.logs.runs import LoggedRun, Question
 
 SHAPES = {
@@ -37,7 +37,7 @@ def claims(shape, other, n, *, count, by=1.0, shift=0.0, margin=4.0):
     for _ in range(count):
         own, others = by * SHAPES[shape](draws, n) + shift, SHAPES[other](draws, n) if other else ()
         runs = [[LoggedRun("", "", "", 1, float(one)) for one in some] for some in (own, others)]
-        found[judge("arm", runs[0], runs[1] if other else runs[0], question, 0.05).verdict] += 100 / count
+        found[judge_arm("arm", runs[0], runs[1] if other else runs[0], question, 0.05).verdict] += 100 / count
     return found
 
 
