@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,8 +101,8 @@ class BufferGuard:
         reshaped: Names of the buffers that training has made, or given another shape or dtype.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.masters: tuple[MasterWeights, ...] = ()
+    def __init__(self, model: nn.Module, masters: Sequence[MasterWeights] = ()) -> None:
+        self.masters = tuple(masters)
         self.reshaped: set[str] = set()
         self._model = model
         self._followed: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,22 @@ class Owner(Protocol):
         """End the watch, because observing failed; training goes on."""
 
 
+class Applied(NamedTuple):
+    """Look at the gradients that an optimizer was given, after whatever the loop has done to them.
+
+    Attributes:
+        verdict: Its norm and its finiteness.
+        unscaled: They have been divided by the loss scale.
+        same: They are the gradients of the passes, changed in place or not, and no others that the loop has set.
+        changes: Number of times that they were changed in place between pass and update.
+    """
+
+    verdict: Verdict
+    unscaled: bool
+    same: bool
+    changes: int
+
+
 class WatchedLearner(Follower):
     """Optimizer of a watched loop: the passes that reach its parameters, its pending update, its histograms.
 
@@ -66,9 +82,7 @@ class WatchedLearner(Follower):
         self._watch, self._models, self._every = watch, models, every
         self._histograms: UpdateHistograms | None = None
         self._stepped: Passes | None = None  # of an update that the scaler has made, and is not updated yet
-        self._applied: Verdict | None = None  # look at the gradients that the optimizer was given
-        self._applied_unscaled = self._same = True
-        self._changes = 0
+        self._applied: Applied | None = None  # of the pending update
         self._rates: Rates = ()
         self.passes = PassLog(self.optimizer, names, models, self)
         self.parameters_changed()
@@ -119,24 +133,26 @@ class WatchedLearner(Follower):
             .gt(0)
             .float()
         )
-        if applied is not None and not self._applied_unscaled:
-            applied = applied._replace(grad_norm=applied.grad_norm / loss_scale)
-        before = applied if passes is None else passes.verdict._replace(grad_norm=passes.verdict.grad_norm / loss_scale)
+        given = None if applied is None else applied.verdict
+        if applied is not None and not applied.unscaled:
+            given = applied.verdict._replace(grad_norm=applied.verdict.grad_norm / loss_scale)
+        before = given if passes is None else passes.verdict._replace(grad_norm=passes.verdict.grad_norm / loss_scale)
         assert before is not None
-        if applied is not None and len(applied.norms) != len(before.norms):  # the optimizer was given parameters
-            before = before._replace(norms=applied.norms)
-        if applied is not None and passes is not None:  # its norm counts if the gradients of the passes are gone
-            before = first_not_finite(before, applied, before if self._same else applied)
+        if given is not None and len(given.norms) != len(before.norms):  # the optimizer was given parameters
+            before = before._replace(norms=given.norms)
+        if applied is not None and given is not None and passes is not None:
+            # The norm as applied counts if the gradients of the passes are gone.
+            before = first_not_finite(before, given, before if applied.same else given)
         values = self._values(before, loss_scale, after, skip, loss, passes)
-        if applied is not None:
-            values = values._replace(applied_norm=applied.grad_norm.to(loss_scale.dtype))
+        if given is not None:
+            values = values._replace(applied_norm=given.grad_norm.to(loss_scale.dtype))
         rates = self._rates or (log.rates() if passes is None else passes.rates)
         facts = Facts(
             rates,
             loss is not None and loss is not log.unknown,
             applied is not None,
-            set_by_loop=(passes is None or not self._same) and not log.not_looked_at,
-            changes=self._changes if self._same else 0,
+            set_by_loop=(passes is None or (applied is not None and not applied.same)) and not log.not_looked_at,
+            changes=applied.changes if applied is not None and applied.same else 0,
         )
         self._rates = ()
         self.updates.not_looked_at |= dict.fromkeys(filter(None, [log.not_looked_at]))  # also if nobody closes it
@@ -234,19 +250,21 @@ class WatchedLearner(Follower):
         if not is_within_step(optimizer, 2):
             self.passes.stepping = False
             if self._applied is None:
-                self._look_at_step(unscaled=self._watch.is_unscaled(self))
-                self._same |= self.passes.inside
-            elif self.passes.changes() > self._changes and not skips_on_device(optimizer):  # its kernel unscales them
-                # By a hook that came after ours, or by the optimizer itself.
-                now = self.passes.look()
-                self._applied = self._applied if now is None else first_not_finite(self._applied, now, self._applied)
+                self._look_at_step(unscaled=self._watch.is_unscaled(self), after=True)
+            elif self.passes.changes() > self._applied.changes and not skips_on_device(optimizer):
+                # By a hook that came after ours, or by the optimizer itself; its kernel on a device only unscales them.
+                verdict, now = self._applied.verdict, self.passes.look()
+                if now is not None:
+                    self._applied = self._applied._replace(verdict=first_not_finite(verdict, now, verdict))
             self._rates = self.passes.rates()
             self._watch.updated(self)
 
-    def _look_at_step(self, *, unscaled: bool) -> None:
+    def _look_at_step(self, *, unscaled: bool, after: bool = False) -> None:
+        """Look at the gradients before the optimizer takes them, or ``after`` a step whose closure made them."""
         self.passes.refresh()
-        self._applied, self._applied_unscaled = self.passes.look_at_step(), unscaled
-        self._same, self._changes = self.passes.is_same(), self.passes.changes()
+        verdict = self.passes.look_at_step()
+        same, changes = self.passes.is_same() or (after and self.passes.inside), self.passes.changes()
+        self._applied = None if verdict is None else Applied(verdict, unscaled, same, changes)
 
     def _sample(self, step: int) -> None:
         if self._every and (step == 1 or step % self._every == 0):

@@ -141,93 +141,152 @@ def _helps(config: Config, words: str, report: ScalingReport, tell: Callable[[st
     return after.evidence.fp32_finite and not new and not why_worse(before, errors, coarser)
 
 
+@dataclass(frozen=True)
+class _HalfStep:
+    """The first step in half precision, as the stages of `_check` share it.
+
+    Attributes:
+        batch: The prepared batch.
+        operators: Its operators, in the order of their calls.
+        in_fp32: Builds the network in FP32 again, and the batch, whose values are rounded as those of the step are.
+    """
+
+    parts: Parts
+    batch: Batch
+    form: Format
+    inspection: StepInspection
+    operators: Sequence[Operation]
+    in_fp32: Callable[[], tuple[Parts, Batch]]
+
+
 def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
+    """Check the first step in stages, each of which adds to the evidence; one that finds nothing usable is the last."""
     policy, form = config.precision, FORMATS[config.precision.compute]
     tell(f"one step in {policy.name}")
     batch, inspection, seconds, fewer = _inspect_first_step(config, form)
-    step = 2 if seconds > SLOW else 1
-    evidence = inspection.evidence
+    evidence, half = inspection.evidence, DTYPES[policy.parameters]
     if evidence.refused:
         if evidence.raised_in is not None:  # an error in FP32 too is that of a model and a task that do not fit
             wide, _ = build(replace(config, precision=FP32))
             wide.model.train()
             rehearse(wide, wide.prepare(batch))
         return _report(evidence, findings(evidence), batch, fewer)
+
     tell("its gradients in FP32 and FP64")
+    evidence, reference = _with_reference(config, batch, inspection, form)
+    if reference is None:
+        return _report(evidence, findings(evidence), batch, fewer)
+
+    def in_fp32() -> tuple[Parts, Batch]:
+        wide, _ = build(replace(config, precision=FP32))
+        return wide, wide.prepare(batch).cast(half).cast(torch.float32)
+
+    tell("its gradients at loss scales from 2^0 to 2^24")
+    parts, _ = build(config)
+    prepared = parts.prepare(batch)
+    step = _HalfStep(parts, prepared, form, inspection, passes.operators(parts, prepared), in_fp32)
+    every = 2 if seconds > SLOW else 1
+    evidence, breaks = _with_scales(step, reference, every, evidence)
+    evidence = _with_wrong_outputs(step, evidence)
+    evidence = _with_lost_values(step, reference, evidence)
+    evidence = _with_backward(step, breaks, evidence)
+
+    values = sum(tensor.numel() for several in inspection.outputs.values() for tensor in several)
+    values += sum(param.numel() for param in parts.model.parameters())
+    unseen: tuple[str, ...] = ()
+    if not wrong_outputs(evidence):  # what follows from wrong values says nothing
+        calls, later, unseen = _headroom(config, step.operators, form, values, tell)
+        evidence = replace(evidence, close_calls=calls, later=later)
+    notes = reference.notes if every == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
+    notes = (*fewer, *notes, *unseen, *_near_the_top(reference, inspection.outputs, form))
+    notes += (odd,) if (odd := unaligned_in_words(parts.model)) else ()
+    problems = findings(evidence)
+    wide_batch = prepared.cast(torch.float32)
+    faulty = None if evidence.breaks_half else check_evaluation(parts, lambda: in_fp32()[0], wide_batch)
+    problems += [faulty[0]] if faulty is not None else []
+    return _report(evidence, problems, batch, notes, evidence.modules, reference.dtype)
+
+
+def _with_reference(
+    config: Config, batch: Batch, inspection: StepInspection, form: Format
+) -> tuple[ScalingEvidence, passes.Reference | None]:
+    """Add what FP32 shows, and return the reference gradients; None if nothing can be compared with them."""
+    evidence, half = inspection.evidence, DTYPES[config.precision.parameters]
     wide, _ = build(replace(config, precision=FP32))
     unrounded = wide.prepare(batch)
-    half = DTYPES[policy.parameters]
     half_inputs = unrounded.cast(half).inputs
     if columns := lost_columns(unrounded, half):
         evidence = replace(evidence, lost_columns=columns)
     if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
-        return _report(evidence, findings(evidence), batch, fewer)
+        return evidence, None
     if not passes.is_finite(wide, wide.prepare(batch)):
         breaking = [op for op in passes.operators(wide, wide.prepare(batch)) if op.breaks]
-        evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
-        return _report(evidence, findings(evidence), batch, fewer)
-    reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights, half)
-    del wide
-    tell("its gradients at loss scales from 2^0 to 2^24")
+        return replace(evidence, fp32_finite=False, breaks_fp32=breaking), None
+    prepared = wide.prepare(batch)
+    return evidence, passes.compute_reference(wide, prepared, form, inspection.outputs, inspection.weights, half)
 
-    def another() -> tuple[Parts, Batch]:
-        wide, _ = build(replace(config, precision=FP32))
-        return wide, wide.prepare(batch).cast(half).cast(torch.float32)
 
-    parts, _ = build(config)
-    prepared = parts.prepare(batch)
-    observed = passes.operators(parts, prepared)
-    broken = next((op for op in observed if op.breaks), None)
+def _with_scales(
+    step: _HalfStep, reference: passes.Reference, every: int, evidence: ScalingEvidence
+) -> tuple[ScalingEvidence, tuple[str, ...]]:
+    """Add the errors of gradients at every so many powers of two as loss scale, and return where gradients break."""
+    broken = next((op for op in step.operators if op.breaks), None)
     lowest = -HIGHEST if broken and (broken.phase, broken.module) == ("backward", LOSS) else 0
-    measured = passes.compare_scales(parts, prepared, reference, range(lowest, HIGHEST + 1, step))
-    modules = by_module(measured, form, inspection.order)
-    breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
+    measured = passes.compare_scales(step.parts, step.batch, reference, range(lowest, HIGHEST + 1, every))
+    modules = by_module(measured, step.form, step.inspection.order)
+    breaks = reference.breaks or _breaks_in_half(step.parts, step.batch, modules)
     zero = [
         name
         for name, errors in reference.distances.items()
         if errors.elements and errors.reference == 0 == errors.expected
     ]
-    saddles, dead = without_gradient(*another(), zero) if zero else ((), ())
-    evidence = replace(evidence, modules=modules, outputs=reference.outputs, saddles=saddles, zero_gradient=dead)
-    if wrong := wrong_outputs(evidence):
-        operations = [op for op in observed if op.phase == "forward"]
-        inexact = passes.operator_errors((parts, prepared), another, inspection.outputs, wrong, form)
-        breaks_half, close = [op for op in operations if op.breaks], _close(parts, operations, form)
-        evidence = replace(evidence, breaks_half=breaks_half, close=close, operators=inexact)
-        evidence = replace(evidence, zeros_by=_zeros_by(operations))
-    lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
+    saddles, dead = without_gradient(*step.in_fp32(), zero) if zero else ((), ())
+    outputs = reference.outputs
+    return replace(evidence, modules=modules, outputs=outputs, saddles=saddles, zero_gradient=dead), breaks
+
+
+def _with_wrong_outputs(step: _HalfStep, evidence: ScalingEvidence) -> ScalingEvidence:
+    """Add the operators that make outputs wrong, if any output is."""
+    if not (wrong := wrong_outputs(evidence)):
+        return evidence
+    operations = [op for op in step.operators if op.phase == "forward"]
+    return replace(
+        evidence,
+        breaks_half=[op for op in operations if op.breaks],
+        close=_close(step.parts, operations, step.form),
+        operators=passes.operator_errors(
+            (step.parts, step.batch), step.in_fp32, step.inspection.outputs, wrong, step.form
+        ),
+        zeros_by=_zeros_by(operations),
+    )
+
+
+def _with_lost_values(step: _HalfStep, reference: passes.Reference, evidence: ScalingEvidence) -> ScalingEvidence:
+    """Add values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite."""
+    lost = {
         name: exact
-        for name, value in inspection.values.items()
-        if form.max < (exact := reference.values.get(name, math.inf)) < math.inf and value != exact
+        for name, value in step.inspection.values.items()
+        if step.form.max < (exact := reference.values.get(name, math.inf)) < math.inf and value != exact
     }
-    evidence = replace(evidence, lost_values=lost, breaks=breaks)
-    if not breaks and (suspects := wrong_gradients(modules)):
-        scale, weights = 2.0 ** suspects[0], half_weights(parts.model)
-        breaks, right = passes.compare_backward(
-            (parts, prepared),
-            another,
-            inspection.outputs,
-            scale,
-            suspects[1],
-            form,
-            weights,
-        )
-        keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, form) for name in breaks))
-        evidence = replace(evidence, breaks=breaks, keep_backward=keep)
-    values = sum(tensor.numel() for several in inspection.outputs.values() for tensor in several)
-    values += sum(param.numel() for param in parts.model.parameters())
-    unseen: tuple[str, ...] = ()
-    if not wrong:  # what follows from wrong values says nothing
-        calls, later, unseen = _headroom(config, observed, form, values, tell)
-        evidence = replace(evidence, close_calls=calls, later=later)
-    notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
-    notes = (*fewer, *notes, *unseen, *_near_the_top(reference, inspection.outputs, form))
-    notes += (odd,) if (odd := unaligned_in_words(parts.model)) else ()
-    problems = findings(evidence)
-    wide_batch = prepared.cast(torch.float32)
-    faulty = None if evidence.breaks_half else check_evaluation(parts, lambda: another()[0], wide_batch)
-    problems += [faulty[0]] if faulty is not None else []
-    return _report(evidence, problems, batch, notes, modules, reference.dtype)
+    return replace(evidence, lost_values=lost)
+
+
+def _with_backward(step: _HalfStep, breaks: tuple[str, ...], evidence: ScalingEvidence) -> ScalingEvidence:
+    """Add the modules in which gradients break, sought by themselves if gradients are wrong and none is known."""
+    if breaks or not (suspects := wrong_gradients(evidence.modules)):
+        return replace(evidence, breaks=breaks)
+    scale, weights = 2.0 ** suspects[0], half_weights(step.parts.model)
+    breaks, right = passes.compare_backward(
+        (step.parts, step.batch),
+        step.in_fp32,
+        step.inspection.outputs,
+        scale,
+        suspects[1],
+        step.form,
+        weights,
+    )
+    keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, step.form) for name in breaks))
+    return replace(evidence, breaks=breaks, keep_backward=keep)
 
 
 def _report(

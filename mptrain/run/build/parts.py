@@ -381,15 +381,14 @@ def build(
     loaders = build_loaders(config, dataset, device, comm)
     objectives, steps_per_epoch = task.objectives(), loaders["train"].steps_per_epoch
     strategy, blank = apply_parallel_strategy(config, model, network.kept, network.initial, comm, len(objectives))
+    learners = build_learners(config, objectives, model, network.initial, steps_per_epoch, strategy)
     plan = Plan(
         accumulate=-(-max(config.train.accumulate, micro_batches) // comm.world_size),
         products=products(config.precision, device, compiled=config.train.compile),
         autocast=autocast(config.precision, device),
-        guard=BufferGuard(model),
+        guard=BufferGuard(model, [learner.weights.masters for learner in learners]),
         accumulate_in_all=config.train.accumulate,
     )
-    learners = build_learners(config, objectives, model, network.initial, steps_per_epoch, strategy)
-    plan.guard.masters = tuple(learner.weights.masters for learner in learners)
     fault = Injection(config.inject, model, learners, comm)
     planned = config.train.planned(steps_per_epoch)
     parts = Parts(
