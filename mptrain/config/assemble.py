@@ -15,6 +15,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mptrain.config.allowed_targets import PACKAGES, is_allowed
 from mptrain.config.catalogue import SHARED, Catalogue
 from mptrain.config.overrides import ParsedOverrides, check_key, how_to_choose
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
@@ -26,7 +27,7 @@ from mptrain.config.section_checks import (
     read_learners,
     warnings_about,
 )
-from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
+from mptrain.config.targets import Target, parameters
 from mptrain.config.value_checks import HEADER, UNRESOLVED, check_field, check_section, fields_of, first_line, show
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.masking import masked

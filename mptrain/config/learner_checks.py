@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from mptrain.config.allowed_targets import is_allowed
 from mptrain.config.catalogue import SHARED
 from mptrain.config.schema import Config
-from mptrain.config.targets import Target, is_allowed, parameters
+from mptrain.config.targets import Target, parameters
 from mptrain.config.value_checks import UNRESOLVED, check_field, check_section, show
 from mptrain.optimizer.parameter_groups import LayerDecay, ParameterGroup
 from mptrain.optimizer.torch_rule import TorchRule, adapt, public_name, timm_optimizer, torch_optimizer

@@ -18,10 +18,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from mptrain.config.allowed_targets import PACKAGES, resolve
 from mptrain.config.catalogue import SHARED, Catalogue, Option
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import model_named, near_options, optimizer_named, translate
-from mptrain.config.targets import DATA_FACTS, FACTS, PACKAGES, parameters, resolve
+from mptrain.config.targets import DATA_FACTS, FACTS, parameters
 from mptrain.config.value_checks import show
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 from mptrain.system.errors import ConfigError, Problem, did_you_mean, either

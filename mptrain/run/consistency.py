@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mptrain.config.allowed_targets import NOT_OF_USERS
 from mptrain.config.compose import allowed_packages, compose, reload, search_path
 from mptrain.config.config_diff import ABSENT, config_digest, describe_change, diff
 from mptrain.config.schema import Config
-from mptrain.config.targets import NOT_OF_USERS
 from mptrain.config.value_checks import show
 from mptrain.config.yaml_files import read_yaml
 from mptrain.engine.fingerprints import data_order

@@ -7,9 +7,9 @@ import re
 import traceback
 from typing import Any
 
+from mptrain.config.allowed_targets import packages_of_users
 from mptrain.config.compose import command_with
 from mptrain.config.schema import Config
-from mptrain.config.targets import packages_of_users
 from mptrain.config.value_checks import first_line
 from mptrain.engine.interrupt import EndRequested
 from mptrain.engine.rehearsal import rounding_of_indices

@@ -10,8 +10,9 @@ import torchvision.models._api as torchvision_api
 from torchvision import datasets
 
 from mptrain.cli.main import main
+from mptrain.config.allowed_targets import PACKAGES
 from mptrain.config.compose import Composer, allowed_downloads, compose, reload
-from mptrain.config.targets import PACKAGES, Target
+from mptrain.config.targets import Target
 from mptrain.run.build.workload import build_dataset
 from mptrain.study.commands import sweep
 from mptrain.study.recipe import reproduction

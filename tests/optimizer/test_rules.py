@@ -8,8 +8,9 @@ from capability import without
 from loops import each
 from optimizer.kinds import RULES
 
+from mptrain.config.allowed_targets import PACKAGES
 from mptrain.config.section_checks import check_compatible
-from mptrain.config.targets import PACKAGES, Target
+from mptrain.config.targets import Target
 from mptrain.optimizer import SGD, Adagrad
 from mptrain.optimizer.rules import Group, UpdateInputs
 from mptrain.precision.policy import Policy

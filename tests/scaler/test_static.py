@@ -7,8 +7,9 @@ import pytest
 import torch
 from loops import each
 
+from mptrain.config.allowed_targets import PACKAGES
 from mptrain.config.section_checks import warnings_about
-from mptrain.config.targets import PACKAGES, Target
+from mptrain.config.targets import Target
 from mptrain.config.value_checks import InvalidValueError, check_value
 from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler

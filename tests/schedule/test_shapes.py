@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import each
 
-from mptrain.config.targets import PACKAGES, Target
+from mptrain.config.allowed_targets import PACKAGES
+from mptrain.config.targets import Target
 from mptrain.schedule import (
     Constant,
     Cosine,

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from mptrain.config.allowed_targets import is_allowed
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import reload
 from mptrain.config.overrides import is_about_data
 from mptrain.config.schema import Config
-from mptrain.config.targets import DATA_FACTS, Target, is_allowed, parameters
+from mptrain.config.targets import DATA_FACTS, Target, parameters
 from mptrain.engine.checkpointing import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
 from mptrain.runlog import open_run

@@ -20,9 +20,9 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mptrain.config.allowed_targets import is_allowed, resolve
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse, quoted
-from mptrain.config.targets import is_allowed, resolve
 from mptrain.config.value_checks import first_line
 from mptrain.runlog.sweeps import Sweep, SweepJob, summary_of
 from mptrain.study.comparison.ranking import selected
