@@ -19,8 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mptrain.cli.command import GENERAL, Command, Option, read_options
-from mptrain.config.catalogue import RECHOSEN, Catalogue, Entry, configs_folder, read_entries, recipes_folder
-from mptrain.config.catalogue import Option as ConfigOption
+from mptrain.config.catalogue import (
+    RECHOSEN,
+    Catalogue,
+    ConfigOption,
+    Entry,
+    configs_folder,
+    read_entries,
+    recipes_folder,
+)
 from mptrain.system.errors import EXIT_OK, MptrainError, UsageError, suggest
 from mptrain.system.files import expanded, read_text
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mptrain import shelves
 from mptrain.cli.messages import line_width, say, supports_colour, without_control_characters, wrap_words
-from mptrain.config.catalogue import SHARED, Catalogue, Entry, Option, configs_folder, recipes_folder
+from mptrain.config.catalogue import SHARED, Catalogue, ConfigOption, Entry, configs_folder, recipes_folder
 from mptrain.runlog.directory import require_outside_runs
 from mptrain.system.errors import EXIT_OK, ConfigError, StorageError, UsageError, either, near_names, suggest
 
@@ -91,7 +91,7 @@ def _overview(catalogue: Catalogue) -> str:
     return "\n".join([*lines, *_wrapped(last, _width())])
 
 
-def option_text(catalogue: Catalogue, option: Option) -> str:
+def option_text(catalogue: Catalogue, option: ConfigOption) -> str:
     """Describe an option of a configuration group in several lines: its summary, and its keys, defaults and comments.
 
     Args:
@@ -113,7 +113,7 @@ def _rows(rows: Iterable[tuple[str, str]]) -> list[str]:
     return columns(list(rows), width=_width(), widest=60)
 
 
-def _known(option: Option) -> list[str]:
+def _known(option: ConfigOption) -> list[str]:
     """Return the size of an option, its extra requirements, and the tasks of a data set."""
     needs = option.facts.get("needs", "")
     wanted = f"needs {needs}" if needs and needs != "nothing" else ""
@@ -244,7 +244,7 @@ def _copy(source: Path, target: Path, word: str, renamed: str = "") -> None:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}", "choose another folder") from error
 
 
-def _renamed(option: Option, name: str) -> str:
+def _renamed(option: ConfigOption, name: str) -> str:
     """Return the text of an option, with the new name where the option states its own name for records."""
     text = option.path.read_text(encoding="utf-8")
     if option.group not in _NAMED:

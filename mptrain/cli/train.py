@@ -16,7 +16,7 @@ from mptrain.cli.messages import print_rows, say, supports_colour, warn
 from mptrain.config.compose import allow_argument, allowed_packages, search_path
 from mptrain.parallel.torchrun import torchrun_command
 from mptrain.precision.support import unaligned_in_words
-from mptrain.run.attempt import Outcome, RunInfo
+from mptrain.run.attempt import RunInfo, RunOutcome
 from mptrain.run.describe import describe_parts
 from mptrain.run.evaluation import Evaluation, evaluate_run
 from mptrain.run.resume import launch
@@ -211,7 +211,7 @@ class _Remarks:
         """Do nothing; everything is already printed."""
 
 
-def _close(outcome: Outcome, packages: Sequence[str]) -> int:
+def _close(outcome: RunOutcome, packages: Sequence[str]) -> int:
     if outcome.already_done:
         say(f"{outcome.root} is already done")
     resume = torchrun_command("mptrain resume")

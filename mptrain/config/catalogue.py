@@ -62,7 +62,7 @@ SHARED = {
 
 
 @dataclass(frozen=True)
-class Option:
+class ConfigOption:
     """An option of a configuration group: one YAML file, such as ``model/resnet50.yaml``.
 
     ``group`` is the folder, with ``/`` between nested folders; empty for a top-level file.
@@ -135,13 +135,13 @@ class Catalogue:
     """
 
     def __init__(self, folders: Sequence[Path], root: str = "train") -> None:
-        options: dict[str, dict[str, Option]] = {}
+        options: dict[str, dict[str, ConfigOption]] = {}
         for folder in folders:
             for path in sorted(folder.rglob("*.yaml")):
                 group = path.parent.relative_to(folder).as_posix()
                 group = "" if group == "." else group
                 if group.split("/")[0] != "hydra":
-                    options.setdefault(group, {}).setdefault(path.stem, Option(group, path.stem, path))
+                    options.setdefault(group, {}).setdefault(path.stem, ConfigOption(group, path.stem, path))
         tops = options.pop("", {})
         self.tops = tops
         self.root = tops.get(root)
@@ -157,14 +157,14 @@ class Catalogue:
         #: True if a folder of the user's own is among the folders.
         self.has_own_folders = len(folders) > 1
         #: Maps group to its options by name.
-        self.groups: dict[str, dict[str, Option]] = {group: options[group] for group in order}
+        self.groups: dict[str, dict[str, ConfigOption]] = {group: options[group] for group in order}
 
     def root_entries(self) -> tuple[Entry, ...]:
         """Return the keys of the top-level file that have a value, without its defaults list, and those of `SHARED`."""
         shared = (entry for group in SHARED if group in self.groups for entry in SHARED[group])
         return (*(self.root.entries if self.root else ()), *shared)
 
-    def options(self, name: str) -> list[Option]:
+    def options(self, name: str) -> list[ConfigOption]:
         """Return the options named ``NAME`` in any group, possibly several, or ``GROUP=NAME``."""
         group, equals, option = name.rpartition("=")
         return [
@@ -173,7 +173,7 @@ class Catalogue:
             if option in options and (not equals or other == group)
         ]
 
-    def options_with(self, key: str) -> list[Option]:
+    def options_with(self, key: str) -> list[ConfigOption]:
         """Return the options of a key's group, its first component, whose file defines the dotted key."""
         group = key.split(".")[0]
         return [option for option in self.groups.get(group, {}).values() if key in option.keys]

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from mptrain.config.assemble import assemble, wrong_words
-from mptrain.config.catalogue import RECHOSEN, Catalogue, Option, configs_folder
+from mptrain.config.catalogue import RECHOSEN, Catalogue, ConfigOption, configs_folder
 from mptrain.config.overrides import ParsedOverrides, parse, read
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import first_line, show
@@ -336,7 +336,7 @@ class Composer:
     def _chose_data(self, chosen: dict[str, str], words: ParsedOverrides) -> bool:
         """Return whether the data set is one of mptrain's, chosen by a typed override or by mptrain's files alone."""
 
-        def is_ours(option: Option | None) -> bool:
+        def is_ours(option: ConfigOption | None) -> bool:
             return option is not None and option.path.is_relative_to(configs_folder())
 
         options = {group: self.catalogue.groups.get(group, {}).get(name) for group, name in chosen.items()}

@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from mptrain.config.allowed_targets import PACKAGES, resolve
-from mptrain.config.catalogue import SHARED, Catalogue, Option
+from mptrain.config.catalogue import SHARED, Catalogue, ConfigOption
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import model_named, near_options, optimizer_named, translate
 from mptrain.config.targets import DATA_FACTS, FACTS, parameters
@@ -336,7 +336,9 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
     return unknown_key(key, override.value(), tree, catalogue)
 
 
-def _unlikely(option: Option, usual: str | None, tree: dict[str, Any], catalogue: Catalogue) -> tuple[bool, bool, bool]:
+def _unlikely(
+    option: ConfigOption, usual: str | None, tree: dict[str, Any], catalogue: Catalogue
+) -> tuple[bool, bool, bool]:
     """Return why an option is not the one meant, weightiest first: no default, not for own files, for other tasks."""
     chosen = f"_target_: {lookup(tree, 'task._target_')}"
     tasks = {name for name, task in catalogue.groups["task"].items() if chosen in map(str.strip, task.lines)}

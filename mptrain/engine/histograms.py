@@ -67,7 +67,7 @@ class Histograms:
         """True: it hooks the modules of the model, which must then not be compiled into one graph."""
         return True
 
-    def watch(self, learner: str, step: int) -> Watch | None:
+    def watch(self, learner: str, step: int) -> StepWatch | None:
         """Return an observer (`HistogramWatch`) for steps 1, ``every``, 2 * ``every``, ..., and None for all others."""
         return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else None
 
@@ -239,7 +239,7 @@ def _steps(weights: Mapping[str, Tensor]) -> dict[str, int]:
     return steps
 
 
-class Watch(Protocol):
+class StepWatch(Protocol):
     """Interface of an observer of one training step of one learner; the methods are called in the order below."""
 
     def passes(self, model: nn.Module) -> AbstractContextManager[Any]:
@@ -262,7 +262,7 @@ class Probe(Protocol):
     def sees_modules(self) -> bool:
         """True if the observers hook modules, which must then not be compiled into one graph."""
 
-    def watch(self, learner: str, step: int) -> Watch | None:
+    def watch(self, learner: str, step: int) -> StepWatch | None:
         """Return an observer for a learner's step (from 1; skipped steps count), or None if it is not observed."""
 
 

@@ -26,7 +26,7 @@ from mptrain.system.torch_private import run_backward
 
 if TYPE_CHECKING:
     from mptrain.engine.buffer_guard import BufferGuard
-    from mptrain.engine.histograms import Watch
+    from mptrain.engine.histograms import StepWatch
     from mptrain.numerics.overflow_check import Verdict
     from mptrain.optimizer.weights import WeightAverage, Weights
     from mptrain.parallel.strategy import ParallelStrategy
@@ -203,7 +203,9 @@ class Learner:
         return notes
 
 
-def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, watch: Watch | None = None) -> StepValues:
+def train_step(
+    learner: Learner, model: nn.Module, batch: Batch, plan: Plan, watch: StepWatch | None = None
+) -> StepValues:
     """Attempt one update of one learner: forward, backward, overflow check, update and next loss scale.
 
     Weights, buffers and the update count change only if the step is not skipped. The batch has all samples of the

@@ -35,7 +35,7 @@ from mptrain.engine.step import train_step
 from mptrain.system.device import capabilities
 
 if TYPE_CHECKING:
-    from mptrain.engine.histograms import Watch
+    from mptrain.engine.histograms import StepWatch
     from mptrain.engine.parts import Parts
     from mptrain.engine.ring import Ring
     from mptrain.engine.step import Learner
@@ -342,7 +342,7 @@ class StepRunner:
         self.notes: list[str] = []
         self._graphs = None if capture is None else StepGraphs(parts, capture, self.notes)
 
-    def run(self, batch: Batch, watches: Sequence[Watch | None], *, as_usual: bool = True) -> None:
+    def run(self, batch: Batch, watches: Sequence[StepWatch | None], *, as_usual: bool = True) -> None:
         """Run one training step of every learner on this rank's prepared part of a batch, and record its values.
 
         ``as_usual`` says that the step has no injected fault, so that it may be captured or replayed.

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from mptrain.engine.ring import StepValues
 from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite
-from mptrain.integrations.updates import Facts, Rates, UpdateHistograms, UpdateLog
+from mptrain.integrations.updates import Rates, UpdateFacts, UpdateHistograms, UpdateLog
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.system.torch_private import is_within_step, skips_on_device
 
@@ -147,7 +147,7 @@ class WatchedLearner(Follower):
         if given is not None:
             values = values._replace(applied_norm=given.grad_norm.to(loss_scale.dtype))
         rates = self._rates or (log.rates() if passes is None else passes.rates)
-        facts = Facts(
+        facts = UpdateFacts(
             rates,
             loss is not None and loss is not log.unknown,
             applied is not None,
@@ -191,7 +191,7 @@ class WatchedLearner(Follower):
         values = self._values(verdict, loss_scale, after, torch.zeros_like(loss_scale), passes.loss, passes)
         known = passes.loss is not None and passes.loss is not log.unknown
         self.updates.push()
-        self.updates.add(values, Facts(passes.rates, known, abandoned=True))
+        self.updates.add(values, UpdateFacts(passes.rates, known, abandoned=True))
 
     @override
     def parameters_changed(self) -> None:

@@ -43,7 +43,7 @@ _JUDGED, _FEWEST = 20, 3
 Rates = tuple[float | Tensor, ...]
 
 
-class Facts(NamedTuple):
+class UpdateFacts(NamedTuple):
     """Facts about an update that the host knows.
 
     ``rates`` are those of all groups. ``loss_known`` and ``applied_known``: its loss and its norm as applied are known.
@@ -77,8 +77,8 @@ class UpdateLog:
         self.not_looked_at: dict[str, None] = {}
         self._sink, self._options, self._written = sink, options, written
         self._lock = threading.RLock()  # another thread may flush; a function of `on_event` may too
-        self._open: tuple[StepValues, Facts] | None = None
-        self._facts: deque[Facts] = deque()
+        self._open: tuple[StepValues, UpdateFacts] | None = None
+        self._facts: deque[UpdateFacts] = deque()
         self._counted: list[UpdateHistograms] = []
         self._log: _Log | None = None
 
@@ -93,7 +93,7 @@ class UpdateLog:
                 self._log.go_on_after(before)
             self._ring, self._step_log = ring, StepLog([self._log], self._sink, self._options)
 
-    def add(self, values: StepValues, facts: Facts, histograms: UpdateHistograms | None = None) -> None:
+    def add(self, values: StepValues, facts: UpdateFacts, histograms: UpdateHistograms | None = None) -> None:
         """Keep an update, recorded with the next `push`, or passes that no update followed, recorded at once."""
         with self._lock:
             if facts.abandoned:
@@ -135,7 +135,7 @@ class UpdateLog:
             self._log.end(self.steps, self.not_looked_at, self._sink)
             self._written()
 
-    def _record(self, values: StepValues, facts: Facts) -> None:
+    def _record(self, values: StepValues, facts: UpdateFacts) -> None:
         self._facts.append(facts)
         self._ring.record(values)
         before = self._ring.unread
@@ -165,7 +165,9 @@ class _Log(LearnerLog):
     there was no update.
     """
 
-    def __init__(self, name: str, names: Sequence[str], ring: Ring, facts: deque[Facts], *, sharded: bool) -> None:
+    def __init__(
+        self, name: str, names: Sequence[str], ring: Ring, facts: deque[UpdateFacts], *, sharded: bool
+    ) -> None:
         super().__init__(name, names, ring)
         self._facts, self._sharded = facts, sharded
         self._abandoned = 0

@@ -126,7 +126,7 @@ def _rebuilt(value: Any, tensors: Mapping[str, Tensor], name: str = "batch") -> 
     return tensors.get(name, value)
 
 
-class Loop:
+class OtherLoop:
     """Model, loss function and batch that a caller has given of a training loop; nothing of them is changed.
 
     Raises ConfigError if the model is not in FP32 or cannot be copied, or the loss is no tensor with one element.
@@ -202,7 +202,7 @@ def _cast_to_model(model: nn.Module, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda leaf: cast_floating(leaf, dtypes[0]), (args, kwargs)) if dtypes else (args, kwargs)
 
 
-_LOOP: ContextVar[Loop] = ContextVar("loop")
+_LOOP: ContextVar[OtherLoop] = ContextVar("loop")
 
 
 def loop_model() -> nn.Module:
@@ -272,7 +272,7 @@ def loop_config(
 ) -> Iterator[Config]:
     """Yield a configuration whose parts are those of a loop, and restore random numbers and torch's settings.
 
-    Raises ConfigError as `Loop`, or if the words, such as ``precision=amp_dynamic``, are invalid.
+    Raises ConfigError as `OtherLoop`, or if the words, such as ``precision=amp_dynamic``, are invalid.
     """
     device = next((param.device for param in model.parameters()), torch.device("cpu"))
     with contextlib.ExitStack() as restore:
@@ -280,7 +280,7 @@ def loop_config(
             restore.enter_context(setting)
         for mode in (torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False)):
             restore.enter_context(mode)
-        restore.callback(_LOOP.reset, _LOOP.set(Loop(model, loss_fn, batch, optimizer)))
+        restore.callback(_LOOP.reset, _LOOP.set(OtherLoop(model, loss_fn, batch, optimizer)))
         config = compose((*_WORDS, f"device={device}", *words))
         yield recompose({**config.tree, **_PARTS}, allow=(__name__,))
 

@@ -46,7 +46,7 @@ from mptrain.system.records import EventRecord
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """Result of a training run that finished.
 
     Attributes:
@@ -72,7 +72,7 @@ class StartState:
 
     manifest: Path | None = None
     forgive: bool = False
-    done: Outcome | None = None
+    done: RunOutcome | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Attempt:
         return self.loaded.manifest.step if self.loaded else 0
 
 
-def train_run(attempt: Attempt, show: Show) -> Outcome:
+def train_run(attempt: Attempt, show: Show) -> RunOutcome:
     """Train a run to its end as rank 0, which holds the lock of its directory and writes its state.
 
     Raises:
@@ -165,7 +165,7 @@ def train_run(attempt: Attempt, show: Show) -> Outcome:
         _close(writer, sinks)
         reason = f"stopped early: {summary['stopped_early']}" if summary["stopped_early"] else ""
         directory.write_state(state.end("done", reason, EXIT_OK, loop.progress.step))
-        return Outcome(directory.root, summary)
+        return RunOutcome(directory.root, summary)
     except BaseException as error:
         for sink in (*sinks, writer):
             with contextlib.suppress(Exception):  # report the original failure
@@ -237,7 +237,7 @@ def _info(attempt: Attempt, planned: int, notes: tuple[str, ...]) -> RunInfo:
     return RunInfo(config, parts, support, root, planned, attempt.from_step, notes, attempt.warnings)
 
 
-def follow(config: Config, comm: Communicator) -> Outcome:
+def follow(config: Config, comm: Communicator) -> RunOutcome:
     """Train and evaluate as a rank other than 0 of a distributed run; writes only this rank's shards of tensors."""
     beginning = comm.broadcast_object(StartState())
     if beginning.done is not None:
@@ -257,7 +257,7 @@ def follow(config: Config, comm: Communicator) -> Outcome:
         raise
     summary = loop.run()
     loop.require_success()
-    return Outcome(root, summary)
+    return RunOutcome(root, summary)
 
 
 def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:

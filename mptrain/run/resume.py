@@ -19,7 +19,7 @@ from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, run_before_restart, torchrun_command
 from mptrain.precision.support import require_support
-from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, min_micro_batches, train_run
+from mptrain.run.attempt import Attempt, RunOutcome, Show, StartState, follow, min_micro_batches, train_run
 from mptrain.run.build.parallelism import check_parallelism, device_of
 from mptrain.run.build.parts import build
 from mptrain.run.consistency import (
@@ -56,7 +56,7 @@ from mptrain.workloads.base.dataset import Dataset
 
 
 @settings_restored()
-def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
+def resume(run: str, overrides: Sequence[str], show: Show) -> RunOutcome:
     """Resume training a run from its last intact checkpoint, and return its outcome when it is finished.
 
     ``run`` is the run directory, or ``last`` for the run that was started last. Overrides change the configuration from
@@ -174,7 +174,7 @@ def continue_run(
     overrides: Mapping[str, str] | None = None,
     before: str | None = None,
     dataset: Dataset | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Train an existing run on as rank 0, and return its outcome; at once if it is done and nothing has changed.
 
     ``overrides`` has the overrides by key with which the user resumes it; None if a run of this name happened to exist.
@@ -190,7 +190,7 @@ def continue_run(
         resumption = _Resumption(directory, config, overrides, directory.read_state(), written, old, changes)
         resumption.require_unchanged()
         if resumption.is_done and not changes:
-            done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
+            done = RunOutcome(directory.root, read_summary(directory.paths.summary), already_done=True)
             comm.broadcast_object(StartState(done=done))
             return done
         require_logger(config)
@@ -267,7 +267,7 @@ def _require_never_saved(directory: RunDirectory, state: RunState | None) -> Non
 
 
 @settings_restored()
-def launch(config: Config, show: Show, dataset: Dataset | None = None) -> Outcome:
+def launch(config: Config, show: Show, dataset: Dataset | None = None) -> RunOutcome:
     """Train a configuration: start a new run, or resume the existing run of its name if ``run.resume`` allows it.
 
     With several ranks, it starts the other processes, or joins those of torchrun. It returns when training is finished.
@@ -283,7 +283,7 @@ def launch(config: Config, show: Show, dataset: Dataset | None = None) -> Outcom
         return _launch(config, show, comm, dataset) if comm.is_rank_zero else follow(config, comm)
 
 
-def _launch(config: Config, show: Show, comm: Communicator, dataset: Dataset | None) -> Outcome:
+def _launch(config: Config, show: Show, comm: Communicator, dataset: Dataset | None) -> RunOutcome:
     if before := run_before_restart():
         return continue_run(_restarted_run(before), config, show, comm)
     root, name = Path(config.run.root), config.run.name

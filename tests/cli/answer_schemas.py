@@ -1,6 +1,6 @@
 """JSON Schemas of the objects that commands print with ``--json``: files of ``mptrain/cli/schemas/``.
 
-They are made from the types and docstrings of `mptrain.cli.answers` and of ``answers`` of the shelves. After a change of these,
+They are made from the types and docstrings of `mptrain.cli.answer` and of ``answers`` of the shelves. After a change of these,
 ``python tests/cli/answer_schemas.py`` writes them anew; a change that is more than a new field raises the version.
 """
 

@@ -8,7 +8,7 @@ import shlex
 import pytest
 from small_runs import TINY, run_in_process
 
-from mptrain.lab.pages.rate_range_test import range_test_page, read_range_test
+from mptrain.lab.pages.rate_range import range_test_page, read_range_test
 from mptrain.report.html_and_markdown import html
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import DataError

@@ -17,7 +17,7 @@ from mptrain.config.schema import Config
 from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.step import train_step
 from mptrain.lab.doctor import first_batch
-from mptrain.lab.pages.rate_range_test import range_test_page, read_range_test, result_blocks
+from mptrain.lab.pages.rate_range import range_test_page, read_range_test, result_blocks
 from mptrain.precision.policy import FP32
 from mptrain.report.html_and_markdown import write_page
 from mptrain.run.resume import launch

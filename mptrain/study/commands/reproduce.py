@@ -182,11 +182,11 @@ def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasure
     from mptrain.report.page import Section
     from mptrain.study.commands.compare import print_comparison
     from mptrain.study.pages.comparison_blocks import groups_table
-    from mptrain.study.recipe.reproduction import decide, write_verdict
+    from mptrain.study.recipe.reproduction import decide_recipe, write_verdict
     from mptrain.study.sweep.comparisons import judge_sweep
 
     comparisons = judge_sweep(sweep)
-    verdict = decide(ready.recipe, runs, comparisons)
+    verdict = decide_recipe(ready.recipe, runs, comparisons)
     write_verdict(ready, verdict)
     written = write_report(sweep.folder)  # before printing, which may raise BrokenPipeError
     for group, comparison in comparisons.items():

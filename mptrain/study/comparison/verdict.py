@@ -143,7 +143,7 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class Facts:
+class ArmFacts:
     """Facts that decide about an arm, of runs that are paired or not, from run directories or logs.
 
     Attributes:
@@ -180,7 +180,7 @@ def decide(evidence: PairedEvidence) -> ArmVerdict:
     are complete.
     """
     word, reason = verdict_of(
-        Facts(
+        ArmFacts(
             evidence.difference,
             evidence.equivalence is not None and evidence.equivalence.holds,
             evidence.higher_is_better,
@@ -194,7 +194,7 @@ def decide(evidence: PairedEvidence) -> ArmVerdict:
     return ArmVerdict(word, why(reason, evidence) + incomplete(evidence))
 
 
-def verdict_of(facts: Facts) -> tuple[Word, Reason]:
+def verdict_of(facts: ArmFacts) -> tuple[Word, Reason]:
     """Return the verdict on an arm, and what decided: the rule of all comparisons with a reference.
 
     Numerical failures come first: if the arm fails more often than by chance, it is worse (of pairs, by a sign test of

@@ -183,7 +183,7 @@ def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
     return runs
 
 
-def decide(
+def decide_recipe(
     recipe: Recipe,
     runs: dict[str, list[RunMeasures]],
     comparisons: Mapping[str, Comparison] | None = None,

@@ -30,7 +30,7 @@ from mptrain.study.comparison.statistics import (
     runs_for_power,
     unseen_share,
 )
-from mptrain.study.comparison.verdict import Facts, Reason, fisher_test, sign_test, verdict_of
+from mptrain.study.comparison.verdict import ArmFacts, Reason, fisher_test, sign_test, verdict_of
 from mptrain.system.errors import UsageError
 from mptrain.system.words import counted, listed
 
@@ -112,7 +112,7 @@ def _against(
     tests = _tests(samples, question, alpha, planned=planned) if enough and not no_spread else None
     unlearned = not any(_have_learned(runs, question) for runs in (arm.runs, reference))
     word, reason = verdict_of(
-        Facts(
+        ArmFacts(
             tests.outer if tests else None,
             tests is not None and tests.inside,
             not question.lower_is_better,
