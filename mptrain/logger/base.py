@@ -176,10 +176,9 @@ def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-#: Fields of a step record without those that say which step it is.
-#: Names, counts, and what runs of mptrain do not have.
-_NOT_DRAWN = ("learner", "step", "updates", "epoch", "applied_norm")
-_OF_A_STEP = tuple(field.name for field in fields(StepRecord) if field.name not in _NOT_DRAWN)
+#: Names and counts of a step record. Beside them, values that a run may not have (None) are not drawn.
+_NOT_DRAWN = ("learner", "step", "updates", "epoch")
+_OF_A_STEP = tuple(f.name for f in fields(StepRecord) if f.name not in _NOT_DRAWN and f.default is not None)
 _OF_AN_EPOCH = ("epoch", "updates", "skipped", "train_loss", "seconds", "terms_per_second")
 
 

@@ -301,4 +301,5 @@ def test_the_site_builds_strictly(tmp_path):
 def test_a_page_names_every_option_of_its_group(page, group):
     options = {path.stem for path in (configs_folder() / group).glob("*.yaml")} - {"torchvision", "timm"}
     named = set(re.findall(r"[\w.]+", PAGES[page]))
-    assert options - named == set()
+    missing = options - named
+    assert not missing, f"{page} does not name {missing}, options of {group}"
