@@ -221,6 +221,7 @@ class LearnerHistory:
         grad_norm: L2 norm of the unscaled gradients before clipping, over steps without overflow.
         skipped: 1 at steps whose update was skipped, else 0.
         refused: Number of skipped updates.
+        scale_ends: First and last finite loss scale, which buckets of ``loss_scale`` do not tell; None without any.
     """
 
     loss: Curve
@@ -231,6 +232,7 @@ class LearnerHistory:
     attempts: int = 0
     updates: int = 0
     refused: int = 0
+    scale_ends: tuple[float, float] | None = None
 
     @classmethod
     def empty(cls, most: int) -> LearnerHistory:
@@ -248,12 +250,17 @@ class LearnerHistory:
         self.attempts += 1
         self.updates = record.updates
         self.refused += record.skipped
+        if math.isfinite(record.loss_scale):
+            first, _ = self.scale_ends or (record.loss_scale, 0.0)
+            self.scale_ends = first, record.loss_scale
 
     def scale_path(self) -> dict[str, float]:
         """Return the ``first``, ``min``, ``max`` and ``last`` finite loss scale; empty if there is none."""
-        _, values = self.loss_scale.extremes()
-        finite = [value for value in values if math.isfinite(value)]
-        return {"first": finite[0], "min": min(finite), "max": max(finite), "last": finite[-1]} if finite else {}
+        if self.scale_ends is None:
+            return {}
+        first, last = self.scale_ends
+        extremes = (first, last, *self.loss_scale.finite())
+        return {"first": first, "min": min(extremes), "max": max(extremes), "last": last}
 
 
 @dataclass

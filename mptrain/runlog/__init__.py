@@ -10,10 +10,10 @@ from mptrain.runlog.directory import LockHolder, RunDirectory, create_run, exist
 from mptrain.runlog.record_writer import Fanout, RecordWriter, Sink, truncate_records
 from mptrain.runlog.run_paths import RunPaths, check_run_name
 from mptrain.runlog.run_reader import Run, read_run
-from mptrain.runlog.run_state import AttemptRecord, RunState, read_summary, write_summary
+from mptrain.runlog.run_state import Attempt, RunState, read_summary, write_summary
 
 __all__ = [
-    "AttemptRecord",
+    "Attempt",
     "Fanout",
     "LockHolder",
     "RecordWriter",

@@ -26,7 +26,7 @@ Status = Literal["running", "done", "failed", "preempted"]
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptRecord:
+class Attempt:
     """One process that worked on a training run: its start, or one of its resumptions.
 
     Attributes:
@@ -96,7 +96,7 @@ class RunState:
     backends: dict[str, str] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
     ranks: NonNegativeInt = 1
-    attempts: tuple[AttemptRecord, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
     schema: int = SCHEMA
 
     @property
@@ -105,13 +105,13 @@ class RunState:
         return self.attempts[-1].started if self.attempts else ""
 
     def begin(self, from_step: int = 0, changes: Sequence[str] = (), config_digest: str = "") -> RunState:
-        """Return the state of the run with a new, running attempt of this process (fields as in `AttemptRecord`)."""
+        """Return the state of the run with a new, running attempt of this process (fields as in `Attempt`)."""
         host, changed = socket.gethostname(), tuple(changes)
-        attempt = AttemptRecord(now(), None, os.getpid(), host, from_step, changes=changed, config_digest=config_digest)
+        attempt = Attempt(now(), None, os.getpid(), host, from_step, changes=changed, config_digest=config_digest)
         return replace(self, status="running", reason="", hint="", exit_code=None, attempts=(*self.attempts, attempt))
 
     def end(self, status: Status, reason: str, exit_code: int, to_step: int | None, hint: str = "") -> RunState:
-        """Return the state with a new status, and with its current attempt ended (fields as in `AttemptRecord`)."""
+        """Return the state with a new status, and with its current attempt ended (fields as in `Attempt`)."""
         attempts = self.attempts
         if attempts:
             last = replace(attempts[-1], ended=now(), to_step=to_step, exit_code=exit_code)

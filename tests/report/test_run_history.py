@@ -3,10 +3,10 @@ import math
 import pytest
 from report.folders import make_run, warning
 
-from mptrain.report.run_history import MOST_MARKS, MOST_ROWS, read_history
+from mptrain.report.run_history import MOST_MARKS, MOST_ROWS, LearnerHistory, read_history
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths, read_run
-from mptrain.system.records import EventRecord
+from mptrain.system.records import EventRecord, StepRecord
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -92,3 +92,13 @@ def test_the_newest_operators_are_kept_and_damaged_ones_left_out(tmp_path):
     assert not history.occurrences.count
     shown = next(section for section in run_page(RunPaths(path)).sections if section.title.startswith("Operator"))
     assert shown.blocks[0].text == "Of 2 operators in one step, 2 returned float16; no casts between dtypes."
+
+
+def test_the_first_and_the_last_loss_scale_are_those_of_steps_and_not_of_buckets():
+    learner = LearnerHistory.empty(4)
+    scales = [4.0, 32.0, *[8.0] * 59, 16.0, 8.0, 8.0]  # wider buckets than a step at both ends
+    for step, scale in enumerate(scales, 1):
+        learner.add(StepRecord("main", step, step, 0, 1.0, scale, False, False, 1.0, 0.1))
+    assert learner.loss_scale.width > 1
+    assert learner.scale_path() == {"first": 4.0, "min": 4.0, "max": 32.0, "last": 8.0}
+    assert LearnerHistory.empty(4).scale_path() == {}

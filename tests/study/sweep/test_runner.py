@@ -13,7 +13,7 @@ from mptrain.config.compose import Composer, compose
 from mptrain.config.schema import RunOptions
 from mptrain.runlog import RunDirectory, RunPaths, RunState
 from mptrain.runlog.directory import hold_lock
-from mptrain.runlog.run_state import AttemptRecord
+from mptrain.runlog.run_state import Attempt
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.study.sweep import runner as sweeps
 from mptrain.study.sweep.points import Point, expand
@@ -213,7 +213,7 @@ def test_attempts_that_no_sweep_saw_end_count_as_well(composer, tmp_path):
     for job, ended in zip(sweep.jobs, ("2026-01-02T03:00:17.000+00:00", None), strict=True):
         run = RunDirectory(RunPaths(sweep.paths.run(job.name)))
         run.root.mkdir()
-        attempt = AttemptRecord("2026-01-02T03:00:00.000+00:00", ended, 1, "here", 0)
+        attempt = Attempt("2026-01-02T03:00:00.000+00:00", ended, 1, "here", 0)
         run.write_state(RunState("x", (), "", status="preempted", attempts=(attempt,)))
         run.paths.steps.touch()
     os.utime(run.paths.run_json, (1000, 1000))
