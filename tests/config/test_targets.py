@@ -96,7 +96,7 @@ def test_a_part_of_one_group_is_none_of_another():
     "path",
     [
         "mptrain.cli.os.system", "mptrain.cli.main.os", "mptrain.cli.main.sys.exit", "mptrain.system.errors.difflib",
-        "mptrain.config.targets.importlib.import_module", "mptrain.config.targets.dataclass",
+        "mptrain.config.allowed_targets.importlib.import_module", "mptrain.config.targets.dataclass",
         "mptrain.config.yaml_files.Path", "mptrain.system.errors.MptrainError.__init__.__globals__",
         "mptrain.system.errors.MptrainError.with_traceback", "mptrain.system.errors.__builtins__",
         "mptrain.system.errors.EXIT_OK", "mptrain", "", "..", "mptrain.system.errors.",

@@ -109,7 +109,7 @@ def test_without_a_sweeper_nothing_of_this_is_imported(folder):
     words = ["-m", *TINY, "precision=fp33", "seed=0,1"]
     code = (
         f"import sys; from mptrain.cli.main import main; assert main({words!r}) == 2;"
-        "found = {'mptrain.study.sweep.hydra_launcher', 'mptrain.study.commands.sweep'} & set(sys.modules); assert not found, found;"
+        "found = {'mptrain.study.sweep.hydra_launcher', 'mptrain.study.commands.sweeper_search'} & set(sys.modules); assert not found, found;"
         "from hydra.core.config_store import ConfigStore;"
         "assert ConfigStore.instance().list('hydra/launcher') == ['basic.yaml']"
     )

@@ -103,7 +103,7 @@ import os, signal
 from pathlib import Path
 from mptrain.engine.loop import Loop
 from mptrain.engine.telemetry import Telemetry
-from mptrain.engine.evaluate import Validation
+from mptrain.engine.validation import Validation
 from mptrain.workloads.classification.models.perceptron import mlp as net
 
 OWNERS = {"attempt": Loop, "report_faulty_samples": Telemetry, "run": Validation}
@@ -115,13 +115,13 @@ def begin(loop, *given, inner=Loop.__init__):
 
 def dies_in(name, step, testing):
     inner = getattr(OWNERS[name], name)
-    def outer(owner, *given):
+    def outer(owner, *given, **named):
         loop = running[-1]
         here = (loop.parts.comm.rank, loop.progress.step, getattr(loop, "testing", False)) == (1, step, testing)
         if here and not Path("died").exists():
             Path("died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return inner(owner, *given)
+        return inner(owner, *given, **named)
     setattr(OWNERS[name], name, outer)
 
 def evaluate_test(loop, inner=Loop._evaluate_test):

@@ -158,7 +158,6 @@ _STARTERS = {
     "system/interpreter.py": {"sys.executable"},
     "lab/commands/doctor.py": {"sys.executable"},  # prints it
     "logger/tracker_process.py": {"subprocess"},
-    "study/sweep/slurm_executor.py": {"subprocess"},
     "system/process_state.py": {"subprocess"},  # git
     "study/sweep/processes.py": {"multiprocessing"},
     "study/sweep/local_executor.py": {"multiprocessing"},  # pipes
