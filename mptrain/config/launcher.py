@@ -79,7 +79,10 @@ def read_launcher(word: str) -> Launcher:
         return Launcher()
     path = Path(word)
     if not path.exists():
-        raise ConfigError(f"--launcher {word}: there is no such file", "name a YAML file, or slurm")
+        raise ConfigError(
+            f"--launcher {word}: there is no such file",
+            "name a YAML file, or slurm; without --launcher, --jobs N trains here",
+        )
     with contextlib.suppress(OSError):  # reported below
         if (size := path.stat().st_size) > _LARGEST:
             raise ConfigError(

@@ -48,4 +48,4 @@ def test_what_is_refused(tmp_path, text, what):
 def test_a_missing_file_names_what_there_is():
     with pytest.raises(ConfigError) as refused:
         read_launcher("nowhere.yaml")
-    assert refused.value.problems[0].hint == "name a YAML file, or slurm"
+    assert refused.value.problems[0].hint == "name a YAML file, or slurm; without --launcher, --jobs N trains here"
