@@ -1,4 +1,8 @@
-"""Objects that commands print with ``--json``: their base, and those of ``mptrain runs`` and ``mptrain eval``."""
+"""Objects that commands print with ``--json``: their base, and those of ``mptrain runs`` and ``mptrain eval``.
+
+The JSON Schema of each, made from its types and docstrings, is a file in ``schemas/``. A new field keeps the version;
+one that is gone, renamed or has another meaning raises it.
+"""
 
 from __future__ import annotations
 

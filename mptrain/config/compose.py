@@ -1,10 +1,10 @@
 """Composition of command-line overrides into a `Config`, and decisions about which code it may call and download.
 
-Only overrides that the user typed decide, never a file. Runs, sweeps and folders of YAML are copied between machines,
-and nothing in them proves who wrote them.
-
 Hydra merges the files of the chosen groups. mptrain's own modules check keys, types, ranges and targets, because Hydra
 stops at the first problem and checks no ranges.
+
+What a configuration may call and download is decided by overrides that the user typed, never by a file. Runs, sweeps
+and folders of YAML are copied between machines, and nothing in them proves who wrote them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Parsing of command-line overrides, their problems before anything is composed, and what was meant by unknown keys.
 
-Knows the catalogue of groups and options, but no keys (`mptrain.config.overrides`), types and ranges. Imports no torch.
-
-Imports no torch, but the class or function to which an unknown key would belong.
+Parsing knows the catalogue of groups and options, but no keys, types and ranges. Nothing here imports torch, but the
+class or function to which an unknown key would belong may.
 """
 
 from __future__ import annotations

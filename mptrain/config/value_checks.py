@@ -1,9 +1,7 @@
 """Checks of configuration values and untrusted mappings against the annotations of fields, all problems at once.
 
 pydantic validates; the messages are mptrain's own, for users at a terminal. Numbers given as text, numbers in place of
-true and false, and non-finite numbers are refused.
-
-`mptrain.system.validation` converts and checks; the messages are those of `mptrain.config.value_checks`.
+true and false, and non-finite numbers are refused. Of a mapping, `mptrain.system.validation` converts and checks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Training step under diagnosis, which can be repeated with other overrides or at another loss scale.
 
 `mptrain.lab.remedies` chooses the repetitions to try.
-
-`mptrain.lab.diagnosis` locates the step in a run or a configuration.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Examination of a failed training step: its causes, and the search for remedies, each tried on that step.
 
-The first column is the kind of the cause (`mptrain.runlog.diagnosis_file.CauseKind`), the second its candidates:
+`mptrain.lab.diagnosis` locates the step in a run or a configuration. The least intrusive remedies are tried first. The
+first column is the kind of the cause (`mptrain.runlog.diagnosis_file.CauseKind`), the second its candidates:
 
     backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
     forward     modules kept in FP32; then bfloat16; then FP32

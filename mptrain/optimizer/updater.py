@@ -1,7 +1,7 @@
 """Optimizers of P parameters: of an update rule, on the fastest kernels of the device, and of an optimizer of torch's.
 
-The optimizer gets tensors that share the memory of the working tensors, with unscaled and clipped gradients of their
-dtype. So it knows nothing of loss scales, half precision or shards.
+An optimizer of torch's (`TorchUpdater`) gets tensors that share the memory of the working tensors, with unscaled and
+clipped gradients of their dtype. So it knows nothing of loss scales, half precision or shards.
 
 torch.optim's classes use their fused kernels where the device has them, unless the arguments say otherwise: one kernel
 instead of a dozen operators for each parameter. It divides by the loss scale itself.

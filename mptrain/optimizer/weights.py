@@ -4,6 +4,8 @@ With sharded parameters (`mptrain.numerics.tensors`) everything here works on th
 and optimizer state are returned as sharded tensors. Nothing here synchronises with the host, except
 `MasterWeights.require_seen` and some optimizers with torch's interface.
 
+The running average, `WeightAverage`, is an exponential one:
+
     decay(n) = min(decay, (1 + n) / (10 + n))          n: updates applied so far, this one included
     average <- average + (1 - decay(n)) * (weight - average)
 

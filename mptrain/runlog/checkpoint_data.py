@@ -3,10 +3,10 @@
 Values are checked when they are saved, so that a state that cannot be loaded fails at once and not when the run is
 resumed. Files are untrusted on reading: loading must not call anything in them.
 
-Each rank writes its own shard, so no rank needs memory for a whole tensor. ``rank-NUMBER.pt`` is a state file
-with one tensor per name. Tensors are split as in `mptrain.numerics.tensors`: along
-the first dimension, in rank order. Reading joins them to whole tensors, so a run can resume with any world size. Only
-files that the checkpoint's manifest names are read.
+Each rank writes its own shard, so no rank needs memory for a whole tensor. ``rank-NUMBER.pt`` is a state file with one
+tensor per name. Tensors are split as in `mptrain.numerics.tensors`: along the first dimension, in rank order. Reading
+joins them to whole tensors, so a run can resume with any world size. Only files that the checkpoint's manifest names
+are read.
 """
 
 from __future__ import annotations

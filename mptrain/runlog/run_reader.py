@@ -1,7 +1,7 @@
 """Reader of run directories, for all commands that read runs during or after training. It must not import torch.
 
-Nothing is communicated while a loop trains, so that no rank waits for another; what the ranks know is put together when
-it is read.
+In a watched loop with sharded parameters (FSDP2) each rank records its own shards, and none waits for another: what
+the ranks know is put together when it is read.
 
 An incomplete last line, left by a killed process, is ignored. Any other damage raises an error that names the file and
 the line.

@@ -1,9 +1,7 @@
 """This machine and what is installed: cores, memory and parent of the process, and optional libraries.
 
-Memory is read on Linux and on systems without ``/proc``, such as macOS.
-
-Only the standard library is used. psutil would be a dependency only for the current memory of a process on macOS, which
-is shown but not used otherwise.
+Memory is read on Linux and on systems without ``/proc``, such as macOS, by the standard library alone. psutil would be
+a dependency only for the current memory of a process on macOS, which is shown but not used otherwise.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 This module must not read files.
 
-They are of the stored sample, before it is resized or augmented, and leave out its target: a picture stays the same one
-in another folder, under another name, and with a corrected label.
+A digest is that of the stored sample, before it is resized or augmented, and leaves out its target: a picture stays the
+same one in another folder, under another name, and with a corrected label.
 """
 
 from __future__ import annotations

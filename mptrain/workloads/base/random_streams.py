@@ -1,9 +1,12 @@
 """Random numbers as pure functions of seed, epoch and sample index, and the assignment of samples to splits.
 
-A sample's augmentation is therefore the same in every process, batch and resumed run. The mixing function is the
-finaliser of SplitMix64 (Steele, Lea and Flood, *Fast splittable pseudorandom number generators*, OOPSLA 2014): a
-bijection of 64-bit words whose outputs for 0, 1, 2, ... times an odd constant pass the usual statistical tests. It is
-evaluated in wrapping int64 arithmetic, so whole batches are drawn at once.
+Nothing here uses the generators of the process. A sample's augmentation is therefore the same in every process, batch
+and resumed run. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, *Fast splittable
+pseudorandom number generators*, OOPSLA 2014): a bijection of 64-bit words whose outputs for 0, 1, 2, ... times an odd
+constant pass the usual statistical tests. It is evaluated in wrapping int64 arithmetic, so whole batches are drawn at
+once.
+
+The split of a sample depends on names or labels and a seed of its own, not on the seed of the run.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Logits are cast to FP32 before the loss, because sums of FP16 logits over a batch overflow at 65504. Mixed targets are
 FP32, and images are mixed in FP32 before they are rounded.
 
-Small classifier of a data set, trained on demand to evaluate generative models. It is never part of a run.
+`train_classifier` makes a small classifier of a data set on demand, to evaluate generative models; it is no run.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 scipy reads WAV files; FLAC, OGG and compressed WAV files need the extra ``speech``.
 
-Debian has them in the packages ``asterisk-core-sounds-en-wav`` and ``asterisk-core-sounds-en``.
+Debian has the prompts of Asterisk in the packages ``asterisk-core-sounds-en-wav`` and ``asterisk-core-sounds-en``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Text is not normalised, except that white space is collapsed, so that metrics compare the text of the user's file.
 
-Packed sequences of torch would need the lengths on the host.
+Sequences are padded, because packed sequences of torch would need the lengths on the host.
 """
 
 from __future__ import annotations

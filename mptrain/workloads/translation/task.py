@@ -1,8 +1,7 @@
 """Task of translation: cross-entropy over the tokens of a translation, perplexity, BLEU, and decoding with a beam.
 
-Log-probabilities and their sums are in FP32, whatever the model's dtype.
-
-Logits are cast to FP32 before the loss, and padding is excluded from the loss.
+Logits are cast to FP32 before the loss, and padding is excluded from the loss. The search for a translation runs on
+the host around a model; its log-probabilities and their sums are in FP32, whatever the model's dtype.
 
 BLEU is that of sacrebleu (Post 2018), 0 to 100, with signature ``nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp``:
 n-grams are counted over the whole split. The text is detokenised, and white space of any kind counts as one space.
