@@ -8,7 +8,7 @@ in FP32, on any device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import IndependentSamples, ShareOptions, SplitDataset, Survey
-from mptrain.workloads.base.random_streams import first_samples, stratified_order
+from mptrain.workloads.base.random_streams import hold_out, share_sizes, stratified_order
 from mptrain.workloads.sound.recordings import RecordingError
 
 
@@ -252,7 +252,7 @@ def clips_as_dataset(
     `SoundDataset`; ``workers`` None means that all recordings are in memory. The training split continues ``faults``.
     ConfigError is raised if no recording is left to train on.
     """
-    parts = hold_out_clips(name, clips, options.val_share, options.test_share, options.train_samples)
+    parts = hold_out_clips(name, clips, options.shares(), options.train_samples)
     splits = {
         part: SoundSplit(
             f"{name} {part}",
@@ -277,7 +277,7 @@ def clips_as_dataset(
 
 
 def hold_out_clips(
-    name: str, clips: Sequence[Clip], val_share: float, test_share: float, train_samples: int | None
+    name: str, clips: Sequence[Clip], shares: Mapping[str, float], train_samples: int | None
 ) -> dict[str, list[Clip]]:
     """Divide recordings into training, validation and test parts, the same in every run, stratified by speaker.
 
@@ -286,23 +286,14 @@ def hold_out_clips(
     has at most half of all samples. ConfigError is raised if no recording would be left to train on, or fewer
     than ``train_samples``.
     """
-    numbers = stratified_order(torch.tensor([clip.speaker for clip in clips], dtype=torch.int64))
-    lengths = torch.tensor([clip.samples for clip in clips], dtype=torch.int64)[numbers].tolist()
-    parts, held, total = {}, 0, sum(lengths)
-    for part, share in (("val", val_share), ("test", test_share)):
-        count = max(1, round(share * len(clips))) if share else 0
-        while sum(lengths[held : held + count]) < share / 2 * total and held + count + 1 < len(clips):
-            if sum(lengths[held : held + count + 1]) > total / 2:
+    order = stratified_order(torch.tensor([clip.speaker for clip in clips], dtype=torch.int64))
+    lengths = torch.tensor([clip.samples for clip in clips], dtype=torch.int64)[order].tolist()
+    sizes, held, total = share_sizes(shares, len(clips)), 0, sum(lengths)
+    for part, share in shares.items():
+        while sum(lengths[held : held + sizes[part]]) < share / 2 * total and held + sizes[part] + 1 < len(clips):
+            if sum(lengths[held : held + sizes[part] + 1]) > total / 2:
                 break
-            count += 1
-        if count:
-            parts[part] = numbers[held : held + count].tolist()
-        held += count
-    if held >= len(clips):
-        raise ConfigError(
-            f"{name} has {len(clips)} recordings: dataset.val_share={val_share} and dataset.test_share={test_share} "
-            "leave none to train on",
-            "choose smaller shares (0 for no such part), or more recordings",
-        )
-    parts["train"] = first_samples(numbers[held:], train_samples).tolist()
-    return {part: [clips[number] for number in chosen] for part, chosen in parts.items()}
+            sizes[part] += 1
+        held += sizes[part]
+    parts = hold_out(order, {**sizes, "train": train_samples}, f"recordings of {name}")
+    return {part: [clips[index] for index in indices.tolist()] for part, indices in parts.items()}

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import os
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -284,3 +284,8 @@ class ShareOptions:
     val_share: BelowOneOrZero = 0.1
     test_share: BelowOneOrZero = 0.1
     train_samples: PositiveInt | None = None
+
+    def shares(self, given: Container[str] = ()) -> dict[str, float]:
+        """Return the shares of validation and test; those of parts that are ``given`` are 0."""
+        shares = {"val": self.val_share, "test": self.test_share}
+        return {part: 0.0 if part in given else share for part, share in shares.items()}

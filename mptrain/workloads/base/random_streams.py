@@ -6,7 +6,9 @@ pseudorandom number generators*, OOPSLA 2014): a bijection of 64-bit words whose
 constant pass the usual statistical tests. It is evaluated in wrapping int64 arithmetic, so whole batches are drawn at
 once.
 
-The split of a sample depends on names or labels and a seed of its own, not on the seed of the run.
+Samples are held out of training by one of two rules, both with a seed of their own instead of the seed of the run. An
+order that is the same in every run, at random or stratified by class, is cut into consecutive parts (`hold_out`); or
+the name of each sample decides (`hold_out_by_name`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +28,11 @@ from mptrain.system.errors import ConfigError
 _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
+
+#: Seed of the orders from which samples are held out; changing it changes every split.
+SPLIT_SEED = 20180430
+
+_Samples = TypeVar("_Samples", Tensor, list[Any])
 
 
 def mix(*words: int) -> int:
@@ -55,6 +63,7 @@ def uniforms(seed: int, epoch: int, indices: Sequence[int] | Tensor, count: int)
     They are float64 ``[N, count]``; a larger ``count`` does not change the first numbers.
     """
     state = _mixed(keys(seed, epoch, indices)[:, None] + torch.arange(1, count + 1)[None, :] * _signed(_GAMMA))
+    # 53 bits, all of which FP64 represents: a word of 64 bits could round up to 1.
     return _shifted(state, 11).double() * 2.0**-53
 
 
@@ -71,6 +80,7 @@ def normals(words: Tensor, count: int) -> Tensor:
     """
     places = torch.arange(1, count // 2 + 2, device=words.device)
     drawn = _mixed(words[:, None] + places * _signed(_GAMMA))
+    # Half a step above 0, whose logarithm is -inf.
     radius = (-2.0 * ((in_widest(_shifted(drawn, 32)) + 0.5) * 2.0**-32).log()).sqrt()
     angle = in_widest(drawn & 0xFFFFFFFF) * (2.0**-31 * math.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count].float()
@@ -91,16 +101,13 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-_FIXED = 20180430  # seed of the permutation; changing it changes every split
-
-
 def stratified_order(targets: Tensor, seed: int = 0) -> Tensor:
     """Return an order of the samples, int64 ``[N]``, in which every prefix has about the overall class proportions.
 
     A permutation drawn from ``seed`` shuffles the samples. The k-th of the n samples of a class then gets the rank
     (k + 1/2) / n, and the samples are sorted by rank, ties by class.
     """
-    shuffled = permutation(len(targets), _FIXED + seed)
+    shuffled = permutation(len(targets), SPLIT_SEED + seed)
     labels = targets[shuffled]
     by_class = torch.argsort(labels, stable=True)
     counts = torch.bincount(labels)
@@ -110,20 +117,43 @@ def stratified_order(targets: Tensor, seed: int = 0) -> Tensor:
     return shuffled[by_class[torch.argsort(rank, stable=True)]]
 
 
-def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tuple[Tensor, Tensor]:
-    """Return stratified indices of the samples to train on and of those held out for validation.
+def share_sizes(shares: Mapping[str, float], count: int, ends: Iterable[int] | None = None) -> dict[str, int]:
+    """Return the number of samples that each part gets by its share of ``count``: rounded, at least one, or 0 for 0.
 
-    The held-out samples do not depend on ``train_samples`` (None for all that remain), and a smaller ``train_samples``
-    selects a subset of a larger one. Too few samples raise `ConfigError`.
+    ``ends`` are the positions in the order at which a part may end, for samples that stay together in groups: a part
+    then reaches to the first of them from its share on. None permits all positions.
     """
-    train = len(targets) - val_samples
-    if train < 1:
+    positions = iter(range(1, count + 1) if ends is None else ends)
+    sizes: dict[str, int] = {}
+    begin = 0
+    for part, share in shares.items():
+        wanted = begin + max(1, round(share * count))
+        end = next((position for position in positions if position >= wanted), count) if share else begin
+        sizes[part], begin = end - begin, end
+    return sizes
+
+
+def hold_out(
+    order: Tensor, sizes: Mapping[str, int | None], samples: str = "samples", key: str = "share"
+) -> dict[str, Tensor]:
+    """Cut an order of samples into parts that follow one another as in ``sizes``; those of size 0 are left out.
+
+    ``train`` gets what the others leave, but not more than its own size, None for all of it. So the held-out samples do
+    not depend on it, and a smaller one selects a subset of a larger one. Too few samples raise `ConfigError`, which
+    calls them ``samples``, and the options by their ending, such as ``dataset.val_share``.
+    """
+    held = {part: size or 0 for part, size in sizes.items() if part != "train"}
+    rest = len(order) - sum(held.values())
+    if rest < 1:
+        counts = " and ".join(f"{size} for {part}" for part, size in held.items())
+        options = " or ".join(f"dataset.{part}_{key}" for part in held)
         raise ConfigError(
-            f"dataset.val_samples={val_samples} would hold out all {len(targets)} training samples",
-            f"set dataset.val_samples to at most {max(0, len(targets) - 1)}",
+            f"holding out {counts} leaves none of {len(order)} {samples} to train on",
+            f"choose a smaller {options} (0 for no such part), or add data",
         )
-    order = stratified_order(targets)
-    return first_samples(order[:train], train_samples), order[train:]
+    cut = zip(sizes, order.split([held.get(part, rest) for part in sizes]), strict=True)
+    parts = {part: indices for part, indices in cut if len(indices)}
+    return {**parts, "train": first_samples(parts["train"], sizes["train"])}
 
 
 def hold_out_by_name(
@@ -140,6 +170,7 @@ def hold_out_by_name(
     if not val and not test:
         return torch.arange(len(names)), torch.arange(0), torch.arange(0)
     salt = seed.to_bytes(16, "big")
+    # Names of files need not be UTF-8; fsencode gives back their bytes.
     hashes = [hashlib.blake2b(os.fsencode(name), digest_size=8, salt=salt).digest() for name in names]
     positions = torch.tensor(
         [(int.from_bytes(digest, "big") >> 11) * 2.0**-53 for digest in hashes], dtype=torch.float64
@@ -155,13 +186,11 @@ def hold_out_by_name(
     return tuple(part.nonzero().flatten() for part in (~(held_val | held_test), held_val, held_test))
 
 
-def first_samples(order: Tensor, train_samples: int | None) -> Tensor:
-    """Return the first ``train_samples`` of an order of indices, all for None; `ConfigError` if there are fewer."""
-    if train_samples is None:
-        return order
-    if train_samples > len(order):
+def first_samples(samples: _Samples, train_samples: int | None) -> _Samples:
+    """Return the first ``train_samples`` of samples or indices, all for None; `ConfigError` if there are fewer."""
+    if train_samples is not None and train_samples > len(samples):
         raise ConfigError(
-            f"dataset.train_samples={train_samples}, but the training split has {len(order)} samples",
-            f"set dataset.train_samples to at most {len(order)}, or to null for all",
+            f"dataset.train_samples={train_samples}, but the training split has {len(samples)} samples",
+            f"set dataset.train_samples to at most {len(samples)}, or to null for all",
         )
-    return order[:train_samples]
+    return samples[:train_samples]

@@ -17,7 +17,7 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import Dataset, IndependentSamples, Survey, class_facts, tensor_digests
 from mptrain.workloads.base.preparation import Preparation, luminance_of
-from mptrain.workloads.base.random_streams import hold_out
+from mptrain.workloads.base.random_streams import hold_out, stratified_order
 from mptrain.workloads.images.augmentation import Shifting
 
 Channels = Literal[1, 3]
@@ -119,12 +119,12 @@ class MemoryDataset(ImageDataset):
         (images, targets), test = self.read()
         # Check for faults before the split, so that messages name the index of a sample in the file.
         pool = self._split("train", images, targets)
-        trained, held = hold_out(pool.targets, self.val_samples, self.train_samples)
-        self.train = self._split("train", pool.images[trained], pool.targets[trained])
+        sizes = {"train": self.train_samples, "val": self.val_samples}
+        parts = hold_out(stratified_order(pool.targets), sizes, key="samples")
+        splits = {part: self._split(part, pool.images[chosen], pool.targets[chosen]) for part, chosen in parts.items()}
+        self.train, self.val, self.test = splits["train"], splits.get("val"), self._split("test", *test)
         self.train.shifting = self.shifting if self.augment else None
         self.train.faults = pool.faults
-        self.val = self._split("val", pool.images[held], pool.targets[held]) if len(held) else None
-        self.test = self._split("test", *test)
         self.preparation = Preparation(
             *statistics(self.mean, self.std, self.normalise),
             image_size=self.image_size or images.shape[-1],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -19,7 +18,7 @@ from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, Survey
 from mptrain.workloads.base.new_inputs import NewInputs
-from mptrain.workloads.base.random_streams import first_samples, permutation, stratified_order
+from mptrain.workloads.base.random_streams import first_samples, hold_out, permutation, share_sizes, stratified_order
 from mptrain.workloads.sound.recordings import ENGLISH, SUFFIXES, Alphabet, RecordingError, read_recording
 from mptrain.workloads.speech.spectrograms import FrameOptions, InputFormat, SpectrogramFeatures
 from mptrain.workloads.text.tokens import bucketed_order
@@ -206,8 +205,7 @@ def speech_as_dataset(
         kept = _short_enough(f"{name} {part}", utterances, form.features.rate, options.max_seconds)
         too_long[part] = len(utterances) - len(kept)
         parts[part] = usable(kept, form, faults)
-    shares = {"val": options.val_share, "test": options.test_share}
-    shares = {part: share for part, share in shares.items() if part not in by_part}
+    shares = options.shares(by_part)
     by = divided_by(parts["train"], shares)
     parts |= hold_out_utterances(name, parts["train"], shares, by, options.train_samples)
     splits = {
@@ -244,13 +242,17 @@ def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Div
     therefore by utterance if a part would have fewer than ten different transcripts and at most half as many as in a
     division by utterance, or if no utterance would be left to train on. The result is empty if nothing is held out.
     """
-    if not any(shares.values()):
+    held = [part for part, share in shares.items() if share]
+    if not held:
         return ""
-    together, rest = _cut(utterances, shares, "transcript")
-    apart, _ = _cut(utterances, shares, "utterance")
-    for part in together:
+    try:
+        together = hold_out_utterances("", utterances, shares, "transcript", None)
+    except ConfigError:
+        return "utterance"
+    apart = hold_out_utterances("", utterances, shares, "utterance", None)
+    for part in held:
         different, possible = (len({utterance.text for utterance in parts[part]}) for parts in (together, apart))
-        if not rest or (different < _FEW and different * 2 <= possible):
+        if different < _FEW and different * 2 <= possible:
             return "utterance"
     return "transcript"
 
@@ -264,41 +266,21 @@ def hold_out_utterances(
     the transcripts in about their overall proportions. ConfigError is raised if no utterance would be left to train on,
     or fewer than ``train_samples``.
     """
-    parts, rest = _cut(utterances, shares, by)
-    if not rest:
-        texts = {utterance.text for utterance in utterances}
-        raise ConfigError(
-            f"{name} has {len(utterances)} utterances of {len(texts)} transcripts: none is left to train on",
-            "choose a smaller dataset.val_share and dataset.test_share (0 for no such part)",
-        )
-    parts["train"] = [rest[index] for index in first_samples(permutation(len(rest), _FIXED), train_samples).tolist()]
-    return parts
-
-
-def _cut(
-    utterances: Sequence[Utterance], shares: dict[str, float], by: Division
-) -> tuple[dict[str, list[Utterance]], list[Utterance]]:
-    """Return the parts that are held out, and the remaining utterances."""
-    groups: dict[str, list[Utterance]] = defaultdict(list)
-    for utterance in utterances:
-        groups[utterance.text].append(utterance)
-    texts = sorted(groups)
+    numbers = {text: number for number, text in enumerate(sorted({utterance.text for utterance in utterances}))}
+    transcripts = torch.tensor([numbers[utterance.text] for utterance in utterances], dtype=torch.int64)
     if by == "utterance":
-        numbers = {text: number for number, text in enumerate(texts)}
-        order = stratified_order(torch.tensor([numbers[utterance.text] for utterance in utterances], dtype=torch.int64))
-        units = iter([[utterances[index]] for index in order.tolist()])
+        order, ends = stratified_order(transcripts), None
     else:
-        units = iter([groups[texts[index]] for index in permutation(len(texts), _FIXED).tolist()])
-    parts: dict[str, list[Utterance]] = {}
-    for part, share in shares.items():
-        if share:
-            parts[part] = []
-            while len(parts[part]) < max(1, round(share * len(utterances))):
-                unit = next(units, None)
-                if unit is None:
-                    break
-                parts[part] += unit
-    return parts, [utterance for unit in units for utterance in unit]
+        shuffled = permutation(len(numbers), _FIXED)
+        # The inverse permutation has the position of each transcript; the stable sort keeps its utterances in order.
+        order = shuffled.argsort()[transcripts].argsort(stable=True)
+        ends = transcripts.bincount()[shuffled].cumsum(0).tolist()
+    sizes = share_sizes(shares, len(utterances), ends)
+    parts = hold_out(order, {**sizes, "train": None}, f"utterances of {name}")
+    # Shuffled, because train_samples would otherwise take all utterances of a few transcripts.
+    rest = parts["train"]
+    parts["train"] = rest[first_samples(permutation(len(rest), _FIXED), train_samples)]
+    return {part: [utterances[index] for index in indices.tolist()] for part, indices in parts.items()}
 
 
 class NewRecordings(NewInputs):

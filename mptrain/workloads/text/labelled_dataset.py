@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.errors import DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, class_facts
 from mptrain.workloads.base.new_inputs import NewInputs
-from mptrain.workloads.base.random_streams import first_samples, stratified_order
+from mptrain.workloads.base.random_streams import first_samples, hold_out, share_sizes, stratified_order
 from mptrain.workloads.text.subwords import PAD
 from mptrain.workloads.text.tokens import RaggedTokens, Vocabulary, VocabularyOptions, bucketed_order
 
@@ -112,8 +112,12 @@ def labelled_as_dataset(
     classes = tuple(sorted({sample.label for sample in parts["train"]}))
     if len(classes) < 2:
         raise DataError(f"{name}: all texts have the label {classes[0]!r}", "classification needs two classes or more")
-    shares = {"test": options.test_share, "val": options.val_share}
-    parts = _hold_out(name, parts, classes, {part: share for part, share in shares.items() if part not in parts})
+    train = parts["train"]
+    order = stratified_order(torch.tensor([classes.index(sample.label) for sample in train]))
+    # The test part is the end of the order, so that it is the same with any val_share.
+    sizes = {"train": None, **share_sizes(options.shares(parts), len(train))}
+    for part, indices in hold_out(order, sizes, f"texts of {name}").items():
+        parts[part] = [train[index] for index in indices.tolist()]
     texts = "\n".join(sample.text for sample in parts["train"])
     vocabulary = options.learn(f"{name} train", texts)
     splits = {
@@ -128,25 +132,6 @@ def labelled_as_dataset(
         vocabulary=vocabulary,
         sequence_length=options.sequence_length,
     )
-
-
-def _hold_out(
-    name: str, parts: dict[str, list[Labelled]], classes: Sequence[str], shares: Mapping[str, float]
-) -> dict[str, list[Labelled]]:
-    """Move shares of the training texts, with about the same classes, to parts without files; the same in every run."""
-    train = parts["train"]
-    order = stratified_order(torch.tensor([classes.index(sample.label) for sample in train]))
-    sizes = {part: max(1, round(share * len(train))) for part, share in shares.items() if share}
-    if sum(sizes.values()) >= len(train):
-        raise ConfigError(
-            f"dataset.val_share and dataset.test_share of the {len(train)} texts of {name} leave none to train on",
-            "choose smaller shares, or 0 for a part that you do not need",
-        )
-    held = dict(parts)
-    for part, size in sizes.items():
-        held[part] = [train[index] for index in order[len(order) - size :].tolist()]
-        order = order[: len(order) - size]
-    return {**held, "train": [train[index] for index in order.tolist()]}
 
 
 def class_tokens(vocabulary: Vocabulary, text: str, most: int) -> Tensor:
@@ -176,8 +161,7 @@ def _split(
     if not rows:
         raise DataError(f"{name}: there is no usable text", "check the files of dataset.path")
     if name.endswith(" train"):
-        kept = first_samples(torch.arange(len(rows)), options.train_samples).tolist()
-        rows, targets = [rows[index] for index in kept], [targets[index] for index in kept]
+        rows, targets = first_samples(rows, options.train_samples), first_samples(targets, options.train_samples)
     return LabelledSplit(RaggedTokens(rows), torch.tensor(targets), options.batch_size, faults)
 
 

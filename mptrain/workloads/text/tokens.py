@@ -142,5 +142,6 @@ class RaggedTokens:
         lengths = self.lengths[indices]
         places = torch.arange(int(lengths.max()))
         there = places < lengths[:, None]
+        # Padding of the last sequence would be read beyond the end.
         numbers = self._numbers[torch.where(there, self._starts[indices][:, None] + places, 0)].long()
         return numbers.masked_fill(~there, PAD)

@@ -16,17 +16,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.errors import DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, Survey
 from mptrain.workloads.base.new_inputs import NewInputs
-from mptrain.workloads.base.random_streams import permutation
+from mptrain.workloads.base.random_streams import SPLIT_SEED, first_samples, hold_out, permutation, share_sizes
 from mptrain.workloads.text.subwords import Pieces, Subwords, learn
 from mptrain.workloads.text.tokens import RaggedTokens, bucketed_order
-
-_FIXED = 20180430  # seed of the permutation that divides pairs; changing it changes every split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,32 +64,22 @@ def distinct(pairs: Iterable[Pair]) -> list[Pair]:
     return list(dict.fromkeys(pairs))
 
 
-def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> dict[str, list[Pair]]:
-    """Divide pairs into ``train``, ``val`` and ``test``, the same in every run; parts with a share of 0 are left out.
+def hold_out_pairs(name: str, pairs: Sequence[Pair], shares: Mapping[str, float]) -> dict[str, list[Pair]]:
+    """Divide pairs into training, validation and test parts, the same in every run; all pairs of a source in one part.
 
-    The distinct sources are shuffled by a fixed permutation and cut, at least one for each part; all translations of a
-    source stay together. ConfigError is raised if the shares leave no pairs to train on.
+    Shares are of the distinct sources; parts with a share of 0 are absent. ConfigError is raised if no source would be
+    left to train on.
     """
     by_source: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_source.setdefault(pair.source, []).append(pair)
-    sources = list(by_source)
-    wanted = {"test": test_share, "val": val_share}
-    sizes = {part: max(1, round(share * len(sources))) for part, share in wanted.items() if share}
-    if val_share + test_share >= 1 or sum(sizes.values()) >= len(sources):
-        raise ConfigError(
-            f"dataset.val_share={val_share:g} and dataset.test_share={test_share:g} of {len(sources)} source sentences "
-            "leave nothing to train on",
-            "choose smaller shares, or 0 for a part that you do not need",
-        )
-    order = permutation(len(sources), _FIXED).tolist()
-    parts: dict[str, list[Pair]] = {}
-    begin = 0
-    for part, size in sizes.items():
-        parts[part] = [pair for index in sorted(order[begin : begin + size]) for pair in by_source[sources[index]]]
-        begin += size
-    parts["train"] = [pair for index in sorted(order[begin:]) for pair in by_source[sources[index]]]
-    return {part: parts[part] for part in ("train", "val", "test") if part in parts}
+    groups = list(by_source.values())
+    # The test part comes first, so that it is the same with any val_share.
+    sizes = share_sizes({"test": shares["test"], "val": shares["val"]}, len(groups))
+    parts = hold_out(permutation(len(groups), SPLIT_SEED), {**sizes, "train": None}, f"source sentences of {name}")
+    return {
+        part: [pair for index in sorted(indices.tolist()) for pair in groups[index]] for part, indices in parts.items()
+    }
 
 
 @dataclass(eq=False)
@@ -192,9 +180,7 @@ def pairs_as_dataset(
     """
     parts = {part: distinct(pairs) for part, pairs in given.items()}
     repeated = sum(map(len, given.values())) - sum(map(len, parts.values()))
-    shares = {"val": options.val_share, "test": options.test_share}
-    shares = {part: 0.0 if part in given else share for part, share in shares.items()}
-    parts = divide_pairs(parts.pop("train"), shares["val"], shares["test"]) | parts
+    parts |= hold_out_pairs(name, parts["train"], options.shares(given))
     sources, targets = ([getattr(pair, side) for pair in parts["train"]] for side in ("source", "target"))
     if options.shared:
         source = target = learn(name, [*sources, *targets], options.pieces, options.vocabulary)
@@ -231,13 +217,9 @@ def _split(
             f"{name}: all {len(both)} pairs have more than dataset.max_tokens={options.max_tokens} tokens",
             f"set dataset.max_tokens={longest}",
         )
-    limit = options.train_samples if training else None
-    if limit is not None and limit > len(kept):
-        raise ConfigError(
-            f"dataset.train_samples={limit}, but {name} has {len(kept)} pairs",
-            f"choose at most {len(kept)}, or null for all",
-        )
-    source, target = (RaggedTokens(side) for side in zip(*kept[:limit], strict=True))
+    if training:
+        kept = first_samples(kept, options.train_samples)
+    source, target = (RaggedTokens(side) for side in zip(*kept, strict=True))
     return PairSplit(source, target, options.batch_size, faults, left_out)
 
 

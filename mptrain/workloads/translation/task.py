@@ -97,8 +97,9 @@ def beam_search(
         best[:, position] = torch.where(better, END, best[:, position])
         best_score = torch.where(better, score, best_score)
 
-        comm = torch.arange(2 * beam, device=source.device) + 2 * beam * ends.long()
-        alive = comm.topk(beam, largest=False).indices
+        # Ended hypotheses rank behind all others, so that the beam keeps the best unfinished ones.
+        ranks = torch.arange(2 * beam, device=source.device) + 2 * beam * ends.long()
+        alive = ranks.topk(beam, largest=False).indices
         scores, origins, nexts = (each.gather(1, alive) for each in (top_scores, origins, nexts))
         tokens = torch.cat([tokens.gather(1, origins[..., None].expand(-1, -1, position)), nexts[..., None]], 2)
         rows = (firsts + origins).flatten()

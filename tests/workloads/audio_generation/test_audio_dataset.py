@@ -142,33 +142,33 @@ class TestParts:
     CLIPS = tuple(Clip(str(number), 10, number % 2) for number in range(40))
 
     def test_no_recording_is_in_two_parts(self):
-        parts = hold_out_clips("toys", self.CLIPS, 0.1, 0.2, None)
+        parts = hold_out_clips("toys", self.CLIPS, {"val": 0.1, "test": 0.2}, None)
         assert [len(parts[name]) for name in ("train", "val", "test")] == [28, 4, 8]
         assert sorted(int(clip.name) for part in parts.values() for clip in part) == list(range(40))
         assert all({clip.speaker for clip in part} == {0, 1} for part in parts.values())
-        assert hold_out_clips("toys", self.CLIPS, 0.1, 0.2, None) == parts
+        assert hold_out_clips("toys", self.CLIPS, {"val": 0.1, "test": 0.2}, None) == parts
 
     @each("place", range(6))
     def test_parts_are_divided_by_length(self, place):
         """Short recordings alone are no part, and one that is most of all does not join a short one."""
         clips = [Clip(str(number), 500 if number == place else 16000) for number in range(11)]
-        parts = hold_out_clips("toys", clips, 0.1, 0.1, None)
+        parts = hold_out_clips("toys", clips, {"val": 0.1, "test": 0.1}, None)
         assert all(sum(clip.samples for clip in part) >= 16000 for part in parts.values())
         assert sorted(int(clip.name) for part in parts.values() for clip in part) == list(range(11))
         clips = [Clip(str(number), 10**6 if number == place else 500) for number in range(6)]
-        val = hold_out_clips("toys", clips, 0.1, 0.0, None)["val"]
+        val = hold_out_clips("toys", clips, {"val": 0.1, "test": 0.0}, None)["val"]
         assert len(val) == 1 or str(place) not in [clip.name for clip in val]
 
     def test_shares_of_zero_and_of_everything(self):
         clips = [Clip(str(number), 1000 + number) for number in range(100)]  # about the same length
-        parts = hold_out_clips("toys", clips, 0.1, 0.2, None)
+        parts = hold_out_clips("toys", clips, {"val": 0.1, "test": 0.2}, None)
         assert {part: len(found) for part, found in parts.items()} == {"train": 70, "val": 10, "test": 20}
-        assert list(hold_out_clips("toys", self.CLIPS, 0.0, 0.0, None)) == ["train"]
-        assert len(hold_out_clips("toys", self.CLIPS, 0.001, 0.0, 3)["train"]) == 3
-        with pytest.raises(ConfigError, match=r"dataset.val_share=0.5 and dataset.test_share=0.5 leave none"):
-            hold_out_clips("toys", self.CLIPS, 0.5, 0.5, None)
+        assert list(hold_out_clips("toys", self.CLIPS, {"val": 0.0, "test": 0.0}, None)) == ["train"]
+        assert len(hold_out_clips("toys", self.CLIPS, {"val": 0.001, "test": 0.0}, 3)["train"]) == 3
+        with pytest.raises(ConfigError, match="20 for val and 20 for test leaves none of 40 recordings of toys"):
+            hold_out_clips("toys", self.CLIPS, {"val": 0.5, "test": 0.5}, None)
         with pytest.raises(ConfigError, match=r"dataset.train_samples=41"):
-            hold_out_clips("toys", self.CLIPS, 0.0, 0.0, 41)
+            hold_out_clips("toys", self.CLIPS, {"val": 0.0, "test": 0.0}, 41)
 
 
 def write(path, samples, rate=8000, channels=1):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.system.errors import ConfigError
-from mptrain.workloads.base.random_streams import hold_out, hold_out_by_name, stratified_order
+from mptrain.workloads.base.random_streams import hold_out, hold_out_by_name, share_sizes, stratified_order
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60))
@@ -24,8 +24,8 @@ def test_every_prefix_of_the_order_is_balanced(labels):
 
 def test_held_out_samples_do_not_depend_on_the_training_size():
     targets = torch.arange(100) % 4
-    train, held = hold_out(targets, 20, None)
-    few, held_again = hold_out(targets, 20, 10)
+    train, held = hold_out(stratified_order(targets), {"train": None, "val": 20}).values()
+    few, held_again = hold_out(stratified_order(targets), {"train": 10, "val": 20}).values()
     assert sorted([*train.tolist(), *held.tolist()]) == list(range(100))
     assert torch.equal(held, held_again)
     assert torch.equal(few, train[:10])
@@ -34,12 +34,34 @@ def test_held_out_samples_do_not_depend_on_the_training_size():
 
 @pytest.mark.parametrize(
     ("val", "train", "says"),
-    [(100, None, "dataset.val_samples=100"), (20, 81, "dataset.train_samples=81"), (0, 101, "at most 100")],
+    [
+        (100, None, "holding out 100 for val leaves none of 100 samples to train on"),
+        (100, None, "choose a smaller dataset.val_samples (0 for no such part)"),
+        (20, 81, "dataset.train_samples=81"),
+        (0, 101, "at most 100"),
+    ],
 )
 def test_more_samples_than_there_are_is_refused(val, train, says):
     with pytest.raises(ConfigError) as caught:
-        hold_out(torch.arange(100) % 4, val, train)
+        hold_out(torch.arange(100), {"train": train, "val": val}, key="samples")
     assert says in f"{caught.value} {caught.value.hint}"
+
+
+def test_parts_follow_one_another_in_the_order_of_their_sizes():
+    parts = hold_out(torch.arange(9, -1, -1), {"test": 2, "train": 3, "other": 0, "val": 1})
+    assert {part: indices.tolist() for part, indices in parts.items()} == {
+        "test": [9, 8],
+        "train": [7, 6, 5],
+        "val": [0],
+    }
+
+
+def test_a_share_is_rounded_is_at_least_one_sample_and_keeps_groups_whole():
+    shares = {"val": 0.1, "none": 0.0, "test": 0.26}
+    assert share_sizes(shares, 10) == {"val": 1, "none": 0, "test": 3}
+    assert share_sizes(shares, 2) == {"val": 1, "none": 0, "test": 1}
+    assert share_sizes(shares, 10, [4, 5, 10]) == {"val": 4, "none": 0, "test": 6}
+    assert share_sizes({"val": 0.5, "test": 0.9}, 10) == {"val": 5, "test": 5}  # all that is left
 
 
 def by_name(targets, val, test, seed=0):

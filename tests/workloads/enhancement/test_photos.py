@@ -206,11 +206,11 @@ class TestFolders:
         with pytest.raises(DataError, match="no images found below") as caught:
             load_photo_folder(root=tmp_path, **SMALL)
         assert ".png" in caught.value.hint
-        for number in range(2):
-            save(tmp_path / f"{number}.png")
-            with pytest.raises(ConfigError, match="leaves none to train on") as refused:
+        for part in ("test", "val"):
+            save(tmp_path / f"{part}.png")
+            with pytest.raises(ConfigError, match=f"1 for {part} leaves none of 1 photos in .* to train on") as refused:
                 load_photo_folder(root=tmp_path, **SMALL)
-            assert "dataset.val_photos=0" in refused.value.problems[0].hint
+            assert f"dataset.{part}_photos (0 for no such part)" in refused.value.problems[0].hint
 
     @pytest.mark.parametrize(
         ("key", "given", "instead"),

@@ -257,7 +257,7 @@ class TestLoading:
         assert one.card()["held_out_by"] == by
         assert len(set.union(*texts)) == words
         assert sum(map(len, texts)) == (3 * words if by == "utterance" else words)
-        with pytest.raises(ConfigError, match="none is left to train on"):
+        with pytest.raises(ConfigError, match="leaves none of 24 utterances of speech to train on"):
             load_speech(path=manifest, val_share=0.6, test_share=0.6)
 
 

@@ -110,7 +110,7 @@ def test_unusable_lines_can_be_skipped_and_are_counted(tmp_path, stops_or_skips)
 
 def test_shares_of_everything_and_too_many_samples_are_refused(tmp_path):
     path = written(tmp_path / "t.tsv")
-    with pytest.raises(ConfigError, match="leave none to train on"):
+    with pytest.raises(ConfigError, match="leaves none of 60 texts of labelled_text to train on"):
         load_labelled_text(path=path, val_share=0.5, test_share=0.5)
     with pytest.raises(ConfigError, match=r"dataset.train_samples=100, but the training split has 48"):
         load_labelled_text(path=path, train_samples=100)

@@ -12,7 +12,7 @@ from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.text.subwords import END, PAD
 from mptrain.workloads.translation.datasets.number_words import draw_numbers, load_number_words, name_of
 from mptrain.workloads.translation.datasets.pairs import load_pairs
-from mptrain.workloads.translation.pair_dataset import Pair, distinct, divide_pairs, tidied
+from mptrain.workloads.translation.pair_dataset import Pair, distinct, hold_out_pairs, tidied
 
 LINES = [f"{name_of(number, 'de')}\t{name_of(number, 'en')}" for number in range(300)]
 
@@ -108,7 +108,7 @@ class TestBatches:
         whole, short = load_number_words(samples=400), load_number_words(samples=400, max_tokens=7)
         few = load_number_words(samples=400, train_samples=10)
         assert texts(few, few.train) == texts(whole, whole.train)[:10]
-        with pytest.raises(ConfigError, match="train_samples=321, but number_words train has 320 pairs"):
+        with pytest.raises(ConfigError, match="train_samples=321, but the training split has 320 samples"):
             load_number_words(samples=400, train_samples=321)
         assert max(short.train.sources.lengths.max(), short.train.targets.lengths.max()) <= 7
         assert short.train.skipped == short.train.left_out == len(whole.train) - len(short.train) > 0
@@ -131,21 +131,21 @@ class TestBatches:
 class TestDivision:
     def test_no_source_is_in_two_parts(self):
         pairs = [Pair(f"s{number}", f"t{number} {other}") for number in range(100) for other in range(1 + number % 3)]
-        parts = divide_pairs(pairs, 0.1, 0.2)
+        parts = hold_out_pairs("toys", pairs, {"val": 0.1, "test": 0.2})
         sources = {part: {pair.source for pair in given} for part, given in parts.items()}
         assert {part: len(given) for part, given in sources.items()} == {"train": 70, "val": 10, "test": 20}
         assert len(set.union(*sources.values())) == 100
         assert sorted(pair.target for given in parts.values() for pair in given) == sorted(one.target for one in pairs)
-        assert parts == divide_pairs(pairs, 0.1, 0.2)
-        assert set(divide_pairs(pairs, 0, 0)) == {"train"}
-        assert len(divide_pairs(pairs, 0.001, 0)["val"]) == 1
+        assert parts == hold_out_pairs("toys", pairs, {"val": 0.1, "test": 0.2})
+        assert set(hold_out_pairs("toys", pairs, {"val": 0, "test": 0})) == {"train"}
+        assert len(hold_out_pairs("toys", pairs, {"val": 0.001, "test": 0})["val"]) == 1
         assert tidied("  u\u0308ber\u00a0 den\tBerg ") == "über den Berg"
         assert distinct([Pair("a", "b"), Pair("a", "c"), Pair("a", "b")]) == [Pair("a", "b"), Pair("a", "c")]
 
     @pytest.mark.parametrize(("count", "val", "test"), [(10, 0.5, 0.5), (2, 0.1, 0.1), (1, 0.1, 0)])
     def test_shares_that_leave_nothing_are_refused(self, count, val, test):
-        with pytest.raises(ConfigError, match="leave nothing to train on"):
-            divide_pairs([Pair(f"s{number}", "t") for number in range(count)], val, test)
+        with pytest.raises(ConfigError, match=f"leaves none of {count} source sentences of toys to train on"):
+            hold_out_pairs("toys", [Pair(f"s{number}", "t") for number in range(count)], {"val": val, "test": test})
 
 
 class TestFiles:

@@ -62,6 +62,7 @@ class Queue:
         padded = F.pad(seen, (layer.past, 0))
         self._kept = padded[..., padded.shape[2] - layer.past :].clone()
         self._oldest = 0
+        # For one output sample the convolution is one product with its past inputs side by side, the oldest first.
         weight = layer.gates.weight  # [2 R, R, K]
         self._weight = weight.transpose(1, 2).flatten(1)
         self._spacing = layer.gates.dilation[0]

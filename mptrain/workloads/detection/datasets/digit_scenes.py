@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.base.random_streams import stratified_order, uniforms
+from mptrain.workloads.base.random_streams import hold_out, stratified_order, uniforms
 from mptrain.workloads.detection.boxes import OBJECT, Boxes, DetectionDataset, DetectionSplit
 from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.workloads.images.image_dataset import Channels
@@ -63,15 +63,15 @@ class DigitScenes(DetectionDataset):
                 f"set dataset.image_size={_SMALLEST} or more",
             )
         digits, targets = read_digits(digits_path())
-        order = stratified_order(targets)
-        held = TEST_SAMPLES + _VAL_DIGITS
+        sizes = {"train": None, "val": _VAL_DIGITS, "test": TEST_SAMPLES}
+        train, val, test = hold_out(stratified_order(targets), sizes).values()
 
         def draw(number: int, count: int, part: Tensor) -> DetectionSplit:
             return draw_scenes(digits[part], targets[part], side, count, number)
 
-        self.train = draw(0, self.train_samples, order[:-held])
-        self.val = draw(1, self.val_samples, order[-held:-TEST_SAMPLES]) if self.val_samples else None
-        self.test = draw(2, self.test_samples, order[-TEST_SAMPLES:]) if self.test_samples else None
+        self.train = draw(0, self.train_samples, train)
+        self.val = draw(1, self.val_samples, val) if self.val_samples else None
+        self.test = draw(2, self.test_samples, test) if self.test_samples else None
         self.preparation = Preparation(mean=(MEAN,), std=(STD,), image_size=side, channels=self.channels or 1)
 
 

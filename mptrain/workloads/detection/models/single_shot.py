@@ -227,6 +227,7 @@ def multibox_losses(
 def hardest(surprise: Tensor, objects: Tensor) -> Tensor:
     """Return the mask ``[N, A]`` of the background boxes with the largest losses, `NEGATIVES` per matched box."""
     falling = surprise.masked_fill(objects, float("-inf")).argsort(dim=1, descending=True, stable=True)
+    # The second argsort gives ranks: the number to take differs by image, and only the device knows it.
     return (falling.argsort(dim=1) < NEGATIVES * objects.sum(1, keepdim=True)) & ~objects
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.system.files import expanded
 from mptrain.workloads.base.data_files import package_folders, walk
-from mptrain.workloads.base.random_streams import permutation
+from mptrain.workloads.base.random_streams import SPLIT_SEED, hold_out, permutation
 from mptrain.workloads.enhancement.photo_dataset import PhotoDataset
 from mptrain.workloads.images.picture_files import EXTENSIONS
 
@@ -29,8 +29,6 @@ _SKIMAGE = {
     "train": ("skimage/astronaut.png", "skimage/rocket.jpg"),
     "test": ("skimage/chelsea.png", "skimage/coffee.png"),
 }
-
-_FIXED = 20180430  # seed of the permutation that divides a folder; changing it changes every split
 
 
 @dataclass(kw_only=True, eq=False)
@@ -89,15 +87,11 @@ class PhotoFolder(PhotoDataset):
             if split in splits:
                 continue
             count = max(1, len(everything) // 10) if asked is None else asked
-            if count >= len(splits["train"]):
-                raise ConfigError(
-                    f"{root} has {len(everything)} photos: holding {count} out for {split} leaves none to train on",
-                    "add photos, or set dataset.val_photos=0 or dataset.test_photos=0",
-                )
-            order = permutation(len(splits["train"]), _FIXED).tolist()
-            held = set(order[:count])
-            splits[split] = [file for index, file in enumerate(splits["train"]) if index in held]
-            splits["train"] = [file for index, file in enumerate(splits["train"]) if index not in held]
+            # A permutation for each part, of what the parts before it left: a single one would move photos.
+            rest = splits["train"]
+            order, sizes = permutation(len(rest), SPLIT_SEED), {split: count, "train": None}
+            parts = hold_out(order, sizes, f"photos in {root}", key="photos")
+            splits |= {part: [rest[index] for index in sorted(indices.tolist())] for part, indices in parts.items()}
         return splits
 
 

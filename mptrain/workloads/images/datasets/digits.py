@@ -19,7 +19,7 @@ from typing_extensions import override
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt
 from mptrain.workloads.base.data_files import package_folders
-from mptrain.workloads.base.random_streams import stratified_order
+from mptrain.workloads.base.random_streams import hold_out, stratified_order
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
@@ -45,8 +45,7 @@ class Digits(MemoryDataset):
     @override
     def read(self) -> tuple[Samples, Samples]:
         images, targets = read_digits(digits_path())
-        order = stratified_order(targets)
-        pool, test = order[:-TEST_SAMPLES], order[-TEST_SAMPLES:]
+        pool, test = hold_out(stratified_order(targets), {"train": None, "test": TEST_SAMPLES}).values()
         return (images[pool], targets[pool]), (images[test], targets[test])
 
 

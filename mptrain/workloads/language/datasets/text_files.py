@@ -49,10 +49,7 @@ def load_text(options: TextFileOptions) -> TextDataset:
         if not any(text and not text.isspace() for text in documents[part]):
             more = f", nor in {len(files) - 1} more" if len(files) > 1 else ""
             raise DataError(f"{name}: there is no text in {files[0]}{more}", _HINT)
-    cut = divide(
-        documents.pop("train"),
-        0 if "val" in documents else options.val_share,
-        0 if "test" in documents else options.test_share,
-    )
+    shares = options.shares(documents)
+    cut = divide(documents.pop("train"), shares["val"], shares["test"])
     parts = {**cut, **{part: joined(texts) for part, texts in documents.items()}}
     return windows_of(name, parts, options, faults, part_files)
