@@ -453,13 +453,13 @@ FAULTS = {
 #: Modules of small inputs as people have them; `INPUTS` has their words.
 ODD = {"tiny_directions": Fault(tiny_directions), "padded_rows": Fault(PaddedRows), "whiten": Fault(Whiten)}
 
-_OWN = ("extensions.allow=[faulty_networks]", "~model.widths", "dataset.image_size=8")
+_OWN = ("extensions.allow=[tests.faulty_networks]", "~model.widths", "dataset.image_size=8")
 
 #: The words of networks in which nothing is wrong.
 SOUND = {
     "mlp": ("model=mlp", "dataset.image_size=8"),
     "cnn": ("model=cnn",),
-    "layer_scale": (*_OWN, "model._target_=faulty_networks.small_convnext"),
+    "layer_scale": (*_OWN, "model._target_=tests.faulty_networks.small_convnext"),
     "plain16": ("model=plain16", "model.width=8"),
     "resnet18": ("model=resnet18", "dataset.image_size=16"),
     "transformer": ("model=transformer", "train.batch_size=2", "model.dropout=0.1"),
@@ -484,17 +484,17 @@ SOUND = {
 
 def with_fault(fault):
     """The words of a network with a fault."""
-    return (*_OWN, "model._target_=faulty_networks.network", f"+model.fault={fault}")
+    return (*_OWN, "model._target_=tests.faulty_networks.network", f"+model.fault={fault}")
 
 
 #: The words of small inputs as people have them, in which nothing is wrong in FP32.
 INPUTS = {
     **{name: with_fault(name) for name in ODD},
-    "summed_loss": (*with_fault("none"), "task._target_=faulty_networks.SummedLoss"),
+    "summed_loss": (*with_fault("none"), "task._target_=tests.faulty_networks.SummedLoss"),
     "raw_columns": (
         *_OWN,
-        "model._target_=faulty_networks.standardising_network",
-        "dataset._target_=faulty_networks.raw_digits",
+        "model._target_=tests.faulty_networks.standardising_network",
+        "dataset._target_=tests.faulty_networks.raw_digits",
     ),
 }
 

@@ -18,4 +18,6 @@ PROMISED = {
     "fp16_pure": (F16, F16, F16),
     "bf16": (BF16, BF16, F32),
     "bf16_pure": (BF16, BF16, BF16),
+    "bf16_stochastic": (BF16, BF16, BF16),
+    "bf16_kahan": (BF16, BF16, BF16),
 }

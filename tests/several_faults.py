@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
-from faulty_networks import Louder, RootMeanSquareNorm, Scale, named
 from torch import nn
+
+from tests.faulty_networks import Louder, RootMeanSquareNorm, Scale, named
 
 WIDTH = 32
 
 #: Words that make a configuration's model one of these.
 SEVERAL = (
-    "model._target_=several_faults.network",
-    "extensions.allow=[several_faults]",
+    "model._target_=tests.several_faults.network",
+    "extensions.allow=[tests.several_faults]",
     "~model.widths",
     "dataset.image_size=8",
     "dataset.train_samples=64",

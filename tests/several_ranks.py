@@ -1,4 +1,4 @@
-"""Runs on several ranks for tests: ``python tests/several_ranks.py RANKS < cases.json``, answers on standard output.
+"""Runs on several ranks for tests: ``python -m tests.several_ranks RANKS < cases.json``, answers on standard output.
 
 Each case is a list of overrides, trained one after the other by the same ranks, forked as ``distributed.procs`` forks them.
 Of each come the records of every rank, and digests of the whole weights that each has at the end.
@@ -13,8 +13,6 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from small_runs import Kept, command, environment
-
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fingerprints import digest_of_weights
@@ -26,21 +24,19 @@ from mptrain.parallel.torchrun import DistributedOptions
 from mptrain.run.build.parts import build
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.records import EvalRecord, StepRecord
+from tests.small_runs import Kept, environment
 
 
 def trained_by(ranks: int, *cases: list[str], timeout: float = 200) -> list[list[dict]]:
     """For each case what each rank says of it."""
-    here = str(Path(__file__).resolve())
-    variables = environment(TORCH_CPP_LOG_LEVEL="ERROR")
-    variables["PYTHONPATH"] += f":{Path(here).parent}"
     finished = subprocess.run(
-        [command()[0], here, str(ranks)],
+        [sys.executable, "-m", "tests.several_ranks", str(ranks)],
         input=json.dumps(cases),
         check=False,
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=variables,
+        env=environment(TORCH_CPP_LOG_LEVEL="ERROR"),
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
     return json.loads(finished.stdout)

@@ -1,9 +1,10 @@
 import pytest
 import torch
-from loops import each
+
+from tests.loops import each
 
 
-def test_each_value_is_tried_and_a_failure_names_it():
+def test_each_value_is_tried_and_a_failure_names_it(monkeypatch):
     tried = []
 
     @each("factor", [1, 2])
@@ -18,6 +19,14 @@ def test_each_value_is_tried_and_a_failure_names_it():
         small(limit=7)
     assert str(failure.value) == "factor=2, one=5, other=6"
     assert "assert (5 * 2) < 7" in str(failure.value.__cause__)
+    tried.clear()
+    monkeypatch.setenv("TEST_ROW", str(failure.value))
+    small(limit=11)
+    assert tried == [(5, 6, 2)]
+    monkeypatch.setenv("TEST_ROW", "factor=2, one=5, other=66")
+    with pytest.raises(AssertionError, match="factor=2") as failure:
+        small(limit=11)
+    assert "no row of this test is in TEST_ROW=factor=2, one=5, other=66" in str(failure.value.__cause__)
 
 
 def not_raised():

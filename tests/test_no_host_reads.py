@@ -9,7 +9,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from loops import each
+
+from tests.loops import each
 
 PACKAGE = Path(__file__).parents[1] / "mptrain"
 #: Methods that bring a tensor's values to the host, or may.
@@ -44,6 +45,8 @@ READING_FUNCTIONS = {
     ("overflow_check.py", "square"): "of a part of it",
     ("overflow_check.py", "memory_order"): "asks for strides",
     ("overflow_check.py", "__init__"): "sums shapes up",
+    ("rounding.py", "decay_is_lost"): "of values of its own, on a CPU",
+    ("tensors.py", "first_element"): "of shapes and ranks alone",
     ("tensors.py", "read_counts"): "its numbers are on the host already",
     ("dynamic.py", "_grows_at"): "where the host has judged, in a CPU's memory",
     ("weights.py", "follow"): "where the host has judged, in a CPU's memory",

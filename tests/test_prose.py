@@ -9,9 +9,9 @@ import tokenize
 from pathlib import Path
 
 import pytest
-from loops import each
 
 import mptrain
+from tests.loops import each
 
 PACKAGE = Path(mptrain.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))

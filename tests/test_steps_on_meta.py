@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from on_meta import device, look_at, parts_of  # noqa: F401 - one is a fixture
+
+from tests.on_meta import device, look_at, parts_of  # noqa: F401 - one is a fixture
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 MODELS, PRECISIONS, SCALERS, OPTIMIZERS = (

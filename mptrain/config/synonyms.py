@@ -32,6 +32,8 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "fp16_pure": "16-true O3",
         "bf16": "bfloat16",
         "bf16_pure": "bf16-true",
+        "bf16_stochastic": "stochastic stochastic_rounding",
+        "bf16_kahan": "kahan kahan_sum",
         "fp32": f"32 32-true O0 float32 float single full {_OFF}",
     },
     "scaler": {

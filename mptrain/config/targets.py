@@ -6,19 +6,25 @@ Nothing is called before everything has been checked.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mptrain.config.allowed_targets import is_allowed, resolve
 from mptrain.config.catalogue import SHARED
-from mptrain.config.synonyms import torchvision_names, translate
+from mptrain.config.synonyms import translate
+from mptrain.config.torchvision_networks import (
+    PASSED_ON,
+    hint_by_name,
+    is_of_torchvision,
+    may_be_name_of_weights,
+    without_pretrained,
+)
 from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
 from mptrain.system.errors import (
     ConfigError,
@@ -27,9 +33,6 @@ from mptrain.system.errors import (
     did_you_mean,
     out_of_memory,
 )
-
-#: Arguments of torchvision's networks for weights to download; some download by default.
-_PRETRAINED = ("weights", "weights_backbone")
 
 #: Facts that data sets provide (`mptrain.workloads.base.dataset.Dataset.facts`).
 DATA_FACTS = (
@@ -108,7 +111,7 @@ class Target:
         The instance that `check` has built is returned if no fact is added, because it is frozen.
 
         A callable with ``**kwargs`` may pass them on to one that rejects unknown keywords, so it gets only the facts
-        that it has parameters for and those in ``facts``. torchvision's networks also get ``num_classes``.
+        that it has parameters for and those in ``facts``, and of torchvision `PASSED_ON`.
 
         Only arguments in ``fetch`` may download: otherwise a data set gets ``download=False``, torchvision's networks
         get random weights, and models with a parameter ``pretrained`` get ``download=False``.
@@ -125,13 +128,13 @@ class Target:
         target = self.resolve()
         accepted, open_ended = parameters(target)
         wanted = {name: name for name in accepted} | dict(self.facts or {})
-        if open_ended and is_allowed(self.path, ("torchvision",)):
-            wanted.setdefault("num_classes", "num_classes")
+        if open_ended and is_of_torchvision(self.path):
+            wanted = PASSED_ON | wanted
         extra = {name: facts[fact] for name, fact in wanted.items() if fact in facts and name not in self.arguments}
         if self.instance is not None and not extra:
             return self.instance
         try:
-            with self._without_pretrained(accepted) as fresh:
+            with without_pretrained(self.path, self.arguments, accepted, self.fetch) as fresh:
                 typed = {"download", "pretrained"} & {*self.fetch}
                 withheld = {"download": False} if "download" in accepted and not typed else {}
                 return target(**fresh, **{**self.arguments, **withheld}, **extra)
@@ -144,7 +147,7 @@ class Target:
                 raise refused from error
             if is_allowed(self.path, ("mptrain",)):
                 raise
-            hint = _by_name(self.path) or (_how_to_tell(error, extra) if open_ended else "")
+            hint = hint_by_name(self.path) or (_how_to_tell(error, extra) if open_ended else "")
             raise self._cannot_be_built(error, hint) from error
 
     def _cannot_be_built(self, error: Exception, hint: str = "") -> ConfigError:
@@ -153,39 +156,6 @@ class Target:
             f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: {first_line(error)}",
             hint or "--traceback shows where it failed",
         )
-
-    @contextlib.contextmanager
-    def _without_pretrained(self, accepted: Mapping[str, Parameter]) -> Iterator[dict[str, Any]]:
-        """Yield arguments that give a torchvision network random weights, and block downloads that were not typed.
-
-        Raises:
-            ConfigError: In the body, if it loads pretrained weights in any way.
-        """
-        if not is_allowed(self.path, ("torchvision",)):
-            yield {}
-            return
-        from torchvision.models import WeightsEnum
-
-        asked = {name: value for name, value in self.arguments.items() if "weights" in name or "pretrained" in name}
-        asked = {name: value for name, value in asked.items() if value not in (None, False)}
-        fresh = {name: None for name in _PRETRAINED if name in accepted and name not in self.arguments}
-        if asked and set(asked) <= set(self.fetch):
-            yield fresh
-            return
-
-        def refuse(weights: WeightsEnum, *_: Any, **__: Any) -> None:
-            words = " ".join(f"model.{name}={show(value)}" for name, value in asked.items())
-            raise ConfigError(
-                f"{self.path} would download pretrained weights, {weights}, which only a typed override may allow",
-                f"set {words or '+model.weights_backbone=null'}",
-            )
-
-        kept = WeightsEnum.get_state_dict
-        WeightsEnum.get_state_dict = refuse
-        try:
-            yield fresh
-        finally:
-            WeightsEnum.get_state_dict = kept
 
     def check(self, group: str, *, other_facts: bool = False) -> Target:
         """Check the arguments against the callable's signature and return the target with converted ones.
@@ -217,8 +187,8 @@ class Target:
                 converted[name] = value
                 continue
             annotation = accepted[name].annotation
-            if name in _PRETRAINED and isinstance(value, str) and is_allowed(self.path, ("torchvision",)):
-                annotation = None  # torchvision also accepts the name of weights
+            if may_be_name_of_weights(self.path, name, value):
+                annotation = None
             converted[name] = (
                 value if annotation is None else check_field(f"{group}.{name}", value, annotation, problems)
             )
@@ -262,13 +232,6 @@ def _how_to_tell(error: Exception, passed: Mapping[str, Any]) -> str:
     """Return the hint for a callable with ``**kwargs`` whose error names facts that were not passed to it."""
     named = [name for name in DATA_FACTS if name in str(error) and name not in passed]
     return f"model.facts=[{','.join(named)}] passes it what the data set knows" if named else ""
-
-
-def _by_name(path: str) -> str:
-    """Return the hint for a torchvision classifier, which ``model=torchvision`` covers; empty for any other path."""
-    package, _, name = path.rpartition(".")
-    known = package.startswith("torchvision.models") and torchvision_names(name) == [name]
-    return f"set model=torchvision model.name={name} instead of the other model overrides" if known else ""
 
 
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, Parameter], bool]:

@@ -112,6 +112,7 @@ class DistributedBatchSync(BatchSync):
 
     def _wishes(self) -> list[int]:
         heard = self._interrupts.received
+        # 20 bits, so that the squares of all ranks add up within int64.
         number = zlib.crc32(repr(self._last_step()).encode()) >> 12
         late = self._comm.is_rank_zero and self._late()
         return [heard == "SIGINT", heard not in (None, "SIGINT"), late, number, number**2]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.engine.parts import Parts, Progress
+from mptrain.engine.parts import Parts
+from mptrain.engine.progress import Progress
 from mptrain.engine.weights_io import is_weight, set_extra_states
 from mptrain.numerics.tensors import part, part_for, saturated
 from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
@@ -23,7 +24,7 @@ from mptrain.system.torch_private import loads_itself
 from mptrain.system.words import listed
 
 if TYPE_CHECKING:
-    from mptrain.engine.parts import Options
+    from mptrain.engine.options import Options
     from mptrain.engine.step_log import StepLog
     from mptrain.engine.telemetry import NoStorage, Storage, Telemetry
 

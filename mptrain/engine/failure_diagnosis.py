@@ -23,7 +23,8 @@ from mptrain.system.words import scale_in_words
 
 if TYPE_CHECKING:
     from mptrain.engine.checkpointing import Checkpointing
-    from mptrain.engine.parts import Parts, Progress
+    from mptrain.engine.parts import Parts
+    from mptrain.engine.progress import Progress
     from mptrain.engine.step import Learner
     from mptrain.engine.step_log import LearnerLog
     from mptrain.engine.telemetry import Telemetry

@@ -1,4 +1,4 @@
-"""Digests (SHA-256) of initial weights and data, which show that the runs of a comparison had the same start and data.
+"""Digests (SHA-256) of initial weights, data and labels, which show that runs had the same start and data.
 
 They are computed on the host, from values that exist anyway. Nothing here may change the run.
 """
@@ -6,6 +6,7 @@ They are computed on the host, from values that exist anyway. Nothing here may c
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,11 @@ def digest_of_batch(batch: Batch) -> str:
 def digest_of_order(order: Tensor) -> str:
     """Return the hexadecimal digest of the order in which an epoch visits its samples (int64 [N], their indices)."""
     return _digest([("order", order)])
+
+
+def digest_of_labels(labels: Any) -> str:
+    """Return the hexadecimal digest of a data set's labels (plain JSON values), such as the names of its classes."""
+    return hashlib.sha256(json.dumps(labels).encode()).hexdigest()
 
 
 def _digest(named: Iterable[tuple[str, Tensor]]) -> str:

@@ -16,27 +16,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.overflow_check import flat, memory_order
+from mptrain.numerics.rounding import update_sums
 from mptrain.numerics.tensors import (
     PIECE,
     PLACES,
     as_real,
     count_exponents,
+    digest_of_bits,
     is_countable,
     read_counts,
     scaled_counts,
     widened,
 )
+from mptrain.system.device import widest
 from mptrain.system.fields import PositiveInt
-from mptrain.system.records import HistogramRecord, TensorKind
+from mptrain.system.records import MAX_TENSORS, EventRecord, HistogramRecord, LostUpdates, TensorKind
 from mptrain.system.torch_private import is_transforming, tree_leaves
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ class Histograms:
     """Probe that records exponent histograms of all kinds of tensors in step 1 and every ``every``-th step."""
 
     every: PositiveInt = 100
+    _frozen: dict[str, FrozenWeights] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def sees_modules(self) -> bool:
@@ -69,7 +73,9 @@ class Histograms:
 
     def watch(self, learner: str, step: int) -> StepWatch | None:
         """Return an observer (`HistogramWatch`) for steps 1, ``every``, 2 * ``every``, ..., and None for all others."""
-        return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else None
+        if step != 1 and step % self.every != 0:
+            return None
+        return HistogramWatch(learner, step, self._frozen.setdefault(learner, FrozenWeights()))
 
 
 class _Before(NamedTuple):
@@ -84,6 +90,29 @@ class _Before(NamedTuple):
     order: tuple[int, ...] | None
     step: int
 
+    def same(self, tensor: Tensor) -> Tensor:
+        """Return the same elements of another tensor of the shape of the weight."""
+        return flat(as_real(tensor), self.order)[:: self.step]
+
+
+class FrozenWeights:
+    """Digests of the half-precision weights of a learner at the last look, and the names of those that stood still."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, int] = {}
+        self._named: set[str] = set()
+
+    def compare(self, digests: Mapping[str, int]) -> list[str]:
+        """Return the names of the weights that are as at the look before, each name once.
+
+        ``digests`` are those of weights that this look saw updated, though the update may have been lost.
+        """
+        still = [name for name, digest in digests.items() if self._digests.get(name) == digest]
+        self._digests = dict(digests)
+        named = [name for name in still if name not in self._named]
+        self._named.update(named)
+        return named
+
 
 class HistogramWatch:
     """Observer that counts the exponents of the tensors of one training step of one learner.
@@ -92,13 +121,16 @@ class HistogramWatch:
     that it is inside a transform.
     """
 
-    def __init__(self, learner: str, step: int) -> None:
+    def __init__(self, learner: str, step: int, frozen: FrozenWeights | None = None) -> None:
         self._learner = learner
         self._step = step
+        self._frozen = frozen or FrozenWeights()
         self.left_out: dict[str, str] = {}
         self._counts: dict[tuple[TensorKind, str], tuple[Tensor, torch.dtype]] = {}
         self._rows: dict[torch.device, list[Tensor]] = {}  # for the next counts
         self._unchanged: dict[str, Tensor] = {}
+        self._lost: dict[str, Tensor] = {}
+        self._digests: dict[str, Tensor] = {}
         self._before: dict[str, _Before] = {}
         self._sampled: dict[str, tuple[int, int]] = {}
         self._verdict: Verdict | None = None
@@ -139,31 +171,63 @@ class HistogramWatch:
             self._sampled[name] = kept.numel(), value.numel()
 
     def updated(self, weights: Weights) -> None:
-        """Count the updates, and those that FP16 would round away; of half-precision weights those that it did."""
+        """Count the updates, and those that rounding to half precision has lost, or would lose."""
+        stored = weights.masters.stored()
         for name, weight in weights.masters.working().items():
             if (kept := self._before.pop(name, None)) is None:
                 continue
-            now = flat(as_real(weight), kept.order)[:: kept.step]
-            masks = [None] if kept.moving is None else kept.moving.split(PIECE)
-            pieces = zip(kept.values.split(PIECE), now.split(PIECE), itertools.cycle(masks), strict=False)
-            pairs = [self._changed(name, *each, half=kept.half) for each in pieces]
+            now, pieces = kept.same(weight), kept.values.split(PIECE)
+            masks: Iterable[Tensor | None] = [None] if kept.moving is None else kept.moving.split(PIECE)
+            rounded = kept.same(stored[name]).split(PIECE) if name in stored else [None]
+            exact = self.exact_update(name, kept.values, kept.same) if kept.half else None
+            updates = [None] if exact is None else exact.split(PIECE)
+            several = zip(pieces, now.split(PIECE), *map(itertools.cycle, (masks, rounded, updates)), strict=False)
+            counts, sums = zip(*(self._changed(name, *each, half=kept.half) for each in several), strict=True)
             if not kept.half or kept.moving is not None:
-                self._unchanged[name] = torch.stack(pairs).sum(0)
+                self._unchanged[name], self._lost[name] = torch.stack(counts).sum(0), torch.stack(sums).sum(0)
+            if (own := weight if kept.half else stored.get(name)) is not None and own.dtype.itemsize == 2:
+                self._digests[name] = digest_of_bits(own)
 
-    def _changed(self, name: str, old: Tensor, new: Tensor, moving: Tensor | None, *, half: bool) -> Tensor:
-        """Count an update; return how many elements were to move, and how many of those did not; int64 (2,)."""
+    def exact_update(self, name: str, before: Tensor, same: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """Return the update, before rounding, of elements that were updated in place; None if it is not known.
+
+        ``same`` takes the elements from any tensor of the shape of the weight.
+        """
+        return None
+
+    def _changed(
+        self,
+        name: str,
+        old: Tensor,
+        new: Tensor,
+        moving: Tensor | None,
+        rounded: Tensor | None,
+        exact: Tensor | None,
+        *,
+        half: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Count an update; return the counts of `HistogramRecord.unchanged`, int64 (2,), and `HistogramRecord.lost`."""
         before, after = widened(old), widened(new)
         update = after - before
         self._count("updates", name, update)
         if half and moving is not None:
             same = after == before
+            sums = None if exact is None else update_sums(before, exact, after)
+        elif rounded is not None:
+            moving, same = update != 0, before == rounded.float()
+            sums = update_sums(before, update, rounded)
         else:
-            rounded = before.to(torch.float16)
-            moving, same = update != 0, (rounded.float() + update).to(torch.float16) == rounded
-        return torch.stack([moving.count_nonzero(), (moving & same).count_nonzero()])
+            fp16, bf16 = before.to(torch.float16), before.to(torch.bfloat16)
+            moving, same = update != 0, (fp16.float() + update).to(torch.float16) == fp16
+            sums = update_sums(bf16, update, (bf16.float() + update).to(torch.bfloat16))
+        counts = torch.stack([moving.count_nonzero(), (moving & same).count_nonzero()])
+        return counts, torch.cat([counts, counts.new_zeros(3)]).to(widest(old.device)) if sums is None else sums
 
-    def records(self) -> Sequence[HistogramRecord]:
-        """Return the step's histograms as one record, or none before its overflow check; waits for the device."""
+    def records(self) -> Sequence[Record]:
+        """Return the step's histograms as one record, or none before its overflow check; waits for the device.
+
+        An event ``frozen`` may follow it.
+        """
         if self._verdict is None or self._scale is None:
             return ()
         overflow, skipped = bool(self._verdict.overflow), bool(self._verdict.skip)
@@ -175,14 +239,25 @@ class HistogramWatch:
         for (kind, name), row in zip(keys, rows, strict=True):
             part = sampled.get(name, (1, 1)) if kind == "updates" else (1, 1)
             tensors.setdefault(kind, {})[name] = read_counts(scaled_counts(row, *part), self._counts[kind, name][1])
-        pairs = torch.stack(list(self._unchanged.values())).tolist() if self._unchanged and not skipped else []
-        unchanged = {}
-        for name, counts in zip(self._unchanged, pairs, strict=False):
-            some, of = sampled.get(name, (1, 1))
-            unchanged[name] = (round(counts[0] * of / some), round(counts[1] * of / some))
+        unchanged: dict[str, tuple[int, int]] = {}
+        lost: dict[str, LostUpdates] = {}
+        digests: dict[str, int] = {}
+        if self._unchanged and not skipped:
+            pairs, sums = (torch.stack([*each.values()]).tolist() for each in (self._unchanged, self._lost))
+            for name, counts, five in zip(self._unchanged, pairs, sums, strict=True):
+                some, of = sampled.get(name, (1, 1))
+                unchanged[name] = (round(counts[0] * of / some), round(counts[1] * of / some))
+                sizes = [size * of / some if math.isfinite(size) else 0.0 for size in five]
+                lost[name] = (round(sizes[0]), round(sizes[1]), sizes[2], sizes[3], sizes[4])
+            values = torch.stack([*self._digests.values()]).tolist() if self._digests else []
+            moving = {name for name, (count, _) in unchanged.items() if count}
+            digests = {name: value for name, value in zip(self._digests, values, strict=True) if name in moving}
         looked_at = {name: some for name, (some, _) in sampled.items()} | dict.fromkeys(self.left_out, 0)
         named = self._learner, self._step, float(self._scale), overflow
-        return (HistogramRecord(*named, tensors, unchanged, looked_at),)
+        record = HistogramRecord(*named, tensors, unchanged, looked_at, lost)
+        still = self._frozen.compare(digests)
+        fields = {"learner": self._learner, "parameters": still[:MAX_TENSORS], "count": len(still)}
+        return (record, EventRecord("frozen", self._step, fields)) if still else (record,)
 
     def _hook(self, name: str, hooks: contextlib.ExitStack) -> Any:
         def look_back(gradient: Tensor) -> None:

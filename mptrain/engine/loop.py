@@ -15,7 +15,9 @@ from mptrain.engine.checkpointing import Checkpointing
 from mptrain.engine.failure_diagnosis import Termination, require_success
 from mptrain.engine.fingerprints import data_order
 from mptrain.engine.interrupt import SignalListener
-from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
+from mptrain.engine.options import Options
+from mptrain.engine.parts import Parts
+from mptrain.engine.progress import LearnerTotals, Progress
 from mptrain.engine.rehearsal import rehearse_run
 from mptrain.engine.resources import forget_peak, memory_by_use, memory_peak
 from mptrain.engine.step_log import LearnerLog
@@ -169,6 +171,7 @@ class Loop:
     def _look_at(self, batch: Batch) -> None:
         """Record the data order at the first batch of an epoch, and rehearse at the first batch of the run; untimed."""
         progress, loader, comm = self.progress, self.parts.loaders["train"], self.parts.comm
+        # With train.one_batch every epoch is the first one's batch again.
         begins = progress.batch == 0 and not (loader.one_batch and progress.epoch)
         if begins and comm.is_rank_zero:  # rank 0 writes the records
             first = batch if comm.world_size == 1 else loader.whole_batch(progress.epoch)

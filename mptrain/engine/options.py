@@ -127,3 +127,12 @@ class InjectOptions:
     tensor: str | None = None
     value: float | Literal["inf", "-inf", "nan"] = "inf"
     rank: NonNegativeInt | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """User's options for a run itself, apart from the parts that it is built from."""
+
+    train: TrainOptions
+    checkpoint: CheckpointOptions
+    log: LogOptions

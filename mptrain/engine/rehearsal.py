@@ -34,7 +34,8 @@ from mptrain.system.torch_private import disable_current_modes, has_gradient_hoo
 from mptrain.system.words import listed
 
 if TYPE_CHECKING:
-    from mptrain.engine.parts import Options, Parts
+    from mptrain.engine.options import Options
+    from mptrain.engine.parts import Parts
     from mptrain.engine.step import Learner
     from mptrain.engine.telemetry import Telemetry
     from mptrain.precision.policy import Policy
@@ -139,6 +140,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
                 _gathered_unchanged(parts),
                 _leaves_of(learner, parts, known, saved) as leaves,
                 _hooked_tensors() as hooked,
+                learner.strategy.rehearsal(learner.weights),
             ):
                 try:
                     accumulate_gradients(learner, parts.model, batch, plan)

@@ -20,7 +20,8 @@ from mptrain.system.device import properties_of
 from mptrain.system.torch_private import leaves, saved_for_backward, storage_key, tree_leaves
 
 if TYPE_CHECKING:
-    from mptrain.engine.parts import Parts, Progress
+    from mptrain.engine.parts import Parts
+    from mptrain.engine.progress import Progress
     from mptrain.optimizer.weights import Weights
 
 
@@ -212,7 +213,8 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 def memory_by_use(parts: Parts, activations: int) -> dict[str, int]:
     """Return the bytes of a training step on this rank by use, of which ``activations`` are saved for a backward pass.
 
-    ``weights`` are parameters and buffers, ``master_weights`` all FP32 copies, and ``average`` is that of the weights.
+    ``weights`` are parameters and buffers, ``master_weights`` all FP32 copies, also those that hold a weight only
+    while it is updated, ``compensation`` what rounding took from BF16 weights, and ``average`` that of the weights.
     Half-precision ``gradients`` have FP32 sums beside them. ``optimizer_state`` is left out where an optimizer makes it
     in its first update, before that. Temporary results are not counted, nor what libraries allocate.
     """
@@ -229,7 +231,9 @@ def _of_weights(weights: Weights) -> dict[str, int]:
     copies = sum(
         work.nbytes for work, half in zip(masters.work, masters.rounded_into(), strict=True) if half is not None
     )
-    bytes_by_use = {"master_weights": copies, "gradients": copies + sum(own.nbytes for own in masters.parts)}
+    kept = masters.compensation_bytes
+    gradients = copies + sum(own.nbytes for own in masters.parts)
+    bytes_by_use = {"master_weights": copies, **({"compensation": kept} if kept else {}), "gradients": gradients}
     if not isinstance(weights.rule, TorchRule) or weights.updater.step.item():
         state = tree_leaves(weights.updater.state_dict()["state"])
         bytes_by_use["optimizer_state"] = sum(part(leaf).nbytes for leaf in state if isinstance(leaf, torch.Tensor))

@@ -218,11 +218,13 @@ def train_step(
         loss = accumulate_gradients(learner, model, batch, plan)
 
     guard.settle()
+    # Each rank's statistics, such as BatchNorm's, are of its own samples: those of rank 0 become everyone's.
     strategy.broadcast_buffers(guard.lasting)
     verdict = learner.judge(loss, offenders_only=True)
     lr, scale = learner.rate(), learner.scale  # unscale with the scale that multiplied this loss
     if watch:
         watch.judged(weights, verdict, scale)
+    # Before the update, which rounds the masters over what passes have changed in half-precision parameters.
     guard.write_through(verdict.applied)
     weights.update(verdict, lr, None if learner.scaler.is_identity else scale)  # unscale, clip, update, round
     if watch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import math
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from mptrain.engine.progress import EpochTotals
 from mptrain.engine.resources import Clock, memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
@@ -24,12 +24,14 @@ from mptrain.runlog.record_writer import Fanout, NoRecords, RecordWriter, Sink
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.errors import StorageError
 from mptrain.system.files import open_in_place
-from mptrain.system.records import EventRecord, ProgressRecord, Record, StepRecord
+from mptrain.system.records import EventRecord, ProgressRecord, Record
 from mptrain.system.words import listed
 from mptrain.workloads.base.data_files import describe
 
 if TYPE_CHECKING:
-    from mptrain.engine.parts import Options, Parts, Progress
+    from mptrain.engine.options import Options
+    from mptrain.engine.parts import Parts
+    from mptrain.engine.progress import Progress
 
 
 class Telemetry:
@@ -154,29 +156,6 @@ class Telemetry:
                 self.event("unusable", split=split, samples=news)
                 names = listed([f"{name} ({reason})" for name, reason in news.items()], 1)
                 self.warn(f"left out of {split}: {names}")
-
-
-class EpochTotals:
-    """Receiver of records that adds each step record to the totals of the current epoch in a `Progress`."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-
-    def take(self, record: Record) -> None:
-        """Add a step record's loss, skipped update and loss scale to its learner's totals; ignore other records."""
-        if not isinstance(record, StepRecord):
-            return
-        totals = self.progress.learners[record.learner]
-        if math.isfinite(record.loss):
-            totals.epoch_loss += record.loss
-            totals.epoch_losses += 1
-        totals.epoch_skipped += record.skipped
-        scale = record.loss_scale
-        first, low, high, _ = totals.scale_path or (scale, scale, scale, scale)
-        totals.scale_path = (first, min(low, scale), max(high, scale), scale)
-
-    def close(self) -> None:
-        """Do nothing, because no record is held back."""
 
 
 @dataclass(frozen=True)

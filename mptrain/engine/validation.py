@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
-from mptrain.engine.parts import EarlyStoppingState
+from mptrain.engine.progress import EarlyStoppingState
 from mptrain.schedule.plateau import improves
 from mptrain.system.errors import ConfigError, Problem, did_you_mean
 from mptrain.system.records import EpochRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.options import EarlyStopping, TrainOptions
-    from mptrain.engine.parts import Parts, Progress
+    from mptrain.engine.parts import Parts
+    from mptrain.engine.progress import Progress
     from mptrain.engine.step import Learner
     from mptrain.engine.telemetry import Telemetry
     from mptrain.schedule.plateau import Plateau

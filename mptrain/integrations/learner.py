@@ -10,11 +10,22 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from mptrain.engine.histograms import FrozenWeights
 from mptrain.engine.ring import StepValues
-from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite
+from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite, warn
 from mptrain.integrations.updates import Rates, UpdateFacts, UpdateHistograms, UpdateLog
 from mptrain.numerics.overflow_check import Verdict
+from mptrain.optimizer.lost_updates import (
+    loses_updates,
+    lost_at_start,
+    lost_decays,
+    update_of,
+)
+from mptrain.runlog.lost_updates import in_words
 from mptrain.system.torch_private import is_within_step, skips_on_device
+
+#: Least share of the weights that no update can move of which it is said at the start.
+_FEW = 0.01
 
 
 class Owner(Protocol):
@@ -81,6 +92,8 @@ class WatchedLearner(Follower):
         self.name = updates.name
         self._watch, self._models, self._every = watch, models, every
         self._histograms: UpdateHistograms | None = None
+        self._frozen, self._decays_known = FrozenWeights(), False
+        self._loses: dict[str, bool] = {}  # after the first update, which has made the optimizer's state
         self._stepped: Passes | None = None  # of an update that the scaler has made, and is not updated yet
         self._applied: Applied | None = None  # of the pending update
         self._rates: Rates = ()
@@ -91,6 +104,20 @@ class WatchedLearner(Follower):
             self.optimizer.register_step_post_hook(self.guarded(self._after_step)),
         ]
         self._sample(updates.steps + 1)
+        self.guarded(self._say_at_start)()
+
+    def _loses_updates(self, name: str, parameter: Tensor) -> bool:
+        """Return whether nothing keeps what rounding takes from a weight; looked up once, because it reads state."""
+        if name not in self._loses:
+            self._loses[name] = loses_updates(self.optimizer, parameter)
+        return self._loses[name]
+
+    def _say_at_start(self) -> None:
+        """Say what share of half-precision weights without a master copy cannot move, if it is seen before a step."""
+        known = lost_at_start(self.optimizer)
+        if known is not None and known["stuck"] >= _FEW * known["elements"]:
+            self.updates.take_event("no_master_weights", known)
+            warn(f"mptrain.watch: {in_words('no_master_weights', known)}")
 
     def detach(self) -> None:
         """Remove all hooks."""
@@ -159,7 +186,18 @@ class WatchedLearner(Follower):
         histograms, self._histograms = self._histograms, None
         if histograms is not None:
             still = all(not isinstance(rate, Tensor) and rate == 0 for rate in rates)  # as in a warm-up's first step
-            histograms.update_ended(log.tensors(), loss_scale, skip, moves=not still)
+            parameters = dict(zip(log.names, log.params, strict=True))
+            histograms.update_ended(
+                log.tensors(),
+                loss_scale,
+                skip,
+                moves=not still,
+                loses=lambda name: self._loses_updates(name, parameters[name]),
+                exact=lambda name, before, same: update_of(self.optimizer, parameters[name], before, same),
+            )
+            for decay in () if self._decays_known else lost_decays(self.optimizer):
+                self.updates.take_event("state_rounding", decay)
+            self._decays_known = True
         self.updates.add(values, facts, histograms)
         self._sample(self.updates.steps + 2)
 
@@ -268,7 +306,7 @@ class WatchedLearner(Follower):
 
     def _sample(self, step: int) -> None:
         if self._every and (step == 1 or step % self._every == 0):
-            self._histograms = UpdateHistograms(self.name, step, self._models, {*self.passes.ids})
+            self._histograms = UpdateHistograms(self.name, step, self._models, {*self.passes.ids}, self._frozen)
 
 
 def guarded_call(hook: Callable[..., None], watch: Owner, *args: Any) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.engine.histograms import HistogramWatch, is_looked_at
+from mptrain.engine.histograms import FrozenWeights, HistogramWatch, is_looked_at
 from mptrain.engine.module_trail import without_wrappers
 from mptrain.engine.observer import boundary, nonfinite_parameters
 from mptrain.engine.options import LogOptions
@@ -27,7 +27,7 @@ from mptrain.engine.ring import HostValues, Ring, StepValues
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.integrations.passes import rank, warn
 from mptrain.numerics.overflow_check import Verdict
-from mptrain.system.records import EventRecord, HistogramRecord, ScaleRecord, TensorKind, nonfinite_kind
+from mptrain.system.records import EventRecord, Record, ScaleRecord, TensorKind, nonfinite_kind
 from mptrain.system.torch_private import computes_now
 
 if TYPE_CHECKING:
@@ -114,6 +114,10 @@ class UpdateLog:
                 values, facts = values._replace(loss=loss), facts._replace(loss_known=True)
             self.steps += 1
             self._record(values, facts)
+
+    def take_event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Record an event of this learner after the newest update."""
+        self._sink.take(EventRecord(kind, self.steps, {"learner": self.name, **fields}))
 
     def flush(self) -> None:
         """Write the records of all updates so far; waits for the device."""
@@ -295,6 +299,11 @@ class _Log(LearnerLog):
 Tensors = Mapping[str, tuple[Tensor, Tensor | None]]
 
 
+#: Function of a weight's name, of some of its elements before an update, and of what takes the same elements of other
+#: tensors; returns the update of these elements before it was rounded, or None.
+ExactUpdate = Callable[[str, Tensor, Callable[[Tensor], Tensor]], "Tensor | None"]
+
+
 class UpdateHistograms(HistogramWatch):
     """Exponent histograms of the tensors of one update, from the end of the one before it to its own end.
 
@@ -303,8 +312,16 @@ class UpdateHistograms(HistogramWatch):
     given up with a warning, and ``failure`` says why: training goes on.
     """
 
-    def __init__(self, learner: str, step: int, models: Mapping[str, nn.Module], own: Set[int]) -> None:
-        super().__init__(learner, step)
+    def __init__(
+        self,
+        learner: str,
+        step: int,
+        models: Mapping[str, nn.Module],
+        own: Set[int],
+        frozen: FrozenWeights | None = None,
+    ) -> None:
+        super().__init__(learner, step, frozen)
+        self._exact: ExactUpdate | None = None
         self.step = step
         self.failure = ""
         self._hooks = contextlib.ExitStack()
@@ -324,7 +341,16 @@ class UpdateHistograms(HistogramWatch):
         """Look at weights and accumulated gradients; the last look before the update counts."""
         self._try(self.judged, _weights(tensors), verdict, verdict.skip)
 
-    def update_ended(self, tensors: Tensors, scale: Tensor, skip: Tensor, *, moves: bool) -> None:
+    def update_ended(
+        self,
+        tensors: Tensors,
+        scale: Tensor,
+        skip: Tensor,
+        *,
+        moves: bool,
+        loses: Callable[[str], bool],
+        exact: ExactUpdate,
+    ) -> None:
         """Look at the weights after an update.
 
         Args:
@@ -332,22 +358,30 @@ class UpdateHistograms(HistogramWatch):
             scale: Loss scale of the update, float32 (1,).
             skip: 1 if the update was skipped, float32 (1,).
             moves: False if the rate is 0, so that unchanged weights have lost nothing.
+            loses: Whether nothing keeps what rounding takes from a weight of this name.
+            exact: The update of a weight, as `exact_update`; not called later.
         """
         self.close()
-        if not moves:
-            for name, before in self._before.items():
-                if before.moving is not None:
-                    self._before[name] = before._replace(moving=torch.zeros_like(before.moving))
+        for name, before in self._before.items():
+            if before.moving is not None:
+                moving = before.moving if moves else torch.zeros_like(before.moving)
+                self._before[name] = before._replace(moving=moving if loses(name) else None)
         if self._verdict is not None:
             self._verdict, self._scale = self._verdict._replace(skip=skip), scale
+            self._exact = exact if moves else None
             self._try(self.updated, _weights(tensors))
+            self._exact = None
         if self.left_out:
             classes = "; ".join(f"{name} ({kind})" for name, kind in self.left_out.items())
             warnings.warn(f"mptrain.watch cannot count, and leaves out of histograms: {classes}", stacklevel=2)
 
     @override
-    def records(self) -> Sequence[HistogramRecord]:
-        records: list[HistogramRecord] = []
+    def exact_update(self, name: str, before: Tensor, same: Callable[[Tensor], Tensor]) -> Tensor | None:
+        return None if self._exact is None else self._exact(name, before, same)
+
+    @override
+    def records(self) -> Sequence[Record]:
+        records: list[Record] = []
         self._try(lambda: records.extend(HistogramWatch.records(self)))
         return records
 
@@ -402,6 +436,7 @@ def _weights(tensors: Tensors) -> Any:
         masters=SimpleNamespace(
             full_precision=lambda: weights,
             working=lambda: weights,
+            stored=dict,
             in_place_half=lambda: [name for name, weight in weights.items() if weight.dtype.itemsize <= 2],
         ),
     )

@@ -25,6 +25,7 @@ from mptrain.integrations.run_files import RecordFiles, RunFiles, WatchedLoop, r
 from mptrain.integrations.torch_calls import Listener, listen, watch_losses
 from mptrain.integrations.updates import UpdateLog
 from mptrain.numerics.tensors import is_sharded
+from mptrain.runlog.lost_updates import lost_shares
 from mptrain.runlog.record_writer import Fanout
 from mptrain.system.errors import StorageError, UsageError
 from mptrain.system.records import (
@@ -50,11 +51,16 @@ class _Newest:
     def __init__(self) -> None:
         self.steps: dict[str, StepRecord] = {}
         self.overflows: dict[str, OverflowRecord] = {}
+        self.lost: dict[str, tuple[float, float]] = {}  # of weights stored in half precision
         self.functions: list[Callable[[Event], None]] = []
 
     def take(self, record: Record) -> None:
         if isinstance(record, StepRecord):
             self.steps[record.learner] = record
+        elif isinstance(record, HistogramRecord):
+            stored = record.tensors.get("weights", {})
+            half = [pair for name, pair in record.lost.items() if name in stored and stored[name].dtype != "float32"]
+            self.lost |= {record.learner: lost_shares(half)} if half else {}
         elif isinstance(record, (OverflowRecord, ScaleRecord, EventRecord)):
             if isinstance(record, OverflowRecord):
                 self.overflows[record.learner] = record
@@ -231,6 +237,9 @@ class Watch(Owner, Listener):
     def last(self) -> dict[str, Any]:
         """The newest step that has reached the host, for any logger: plain values by name; empty before the first.
 
+        Of weights stored in half precision without a master copy there are, from the newest look, the share of updates
+        that changed nothing, ``lost_updates``, and their share of the magnitude of all, ``lost_magnitude`` (NaN if only
+        the optimizer knows its updates).
         With several optimizers the names start with that of the optimizer and a slash.
         """
         last: dict[str, Any] = {}
@@ -248,6 +257,8 @@ class Watch(Owner, Listener):
                 "shard_grad_norm" if learner.passes.sharded else "grad_norm": step.grad_norm,
                 "nonfinite": [tensor for tensor, _ in tensors],
             }
+            if (lost := self._newest.lost.get(name)) is not None:
+                values |= dict(zip(("lost_updates", "lost_magnitude"), lost, strict=True))
             last |= {prefix + key: value for key, value in values.items()}
         return last
 
@@ -446,6 +457,8 @@ def _with_inner(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
     optimizers = [optimizer]
     while True:
         outer = optimizers[-1]
+        if getattr(outer, "rounds_bf16", False):  # it steps the one inside several times an update, on copies
+            break
         inside = [inner for inner in vars(outer).values() if isinstance(inner, torch.optim.Optimizer)]
         inside = [inner for inner in inside if all(inner is not other for other in optimizers)]
         if len(inside) != 1 or (isinstance(outer, torch.optim.Optimizer) and _updates(outer) != _updates(inside[0])):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from mptrain.cli.answer import Answer, Data
-from mptrain.lab.machine import Machine
+from mptrain.lab.doctor.machine import Machine
 from mptrain.numerics.forecast import ScaleForecast, UnseenTensor
 from mptrain.report.forecast_blocks import MeasuredRun
 from mptrain.report.html_and_markdown import ReportFiles
@@ -243,5 +243,5 @@ class DoctorAnswer(Answer):
 
     @classmethod
     def checked(cls, report: object, verdict: str, classes: dict[str, list[int]], model: Model | None = None) -> Self:
-        """Return the data of a checked data set (`mptrain.lab.data_check.DataReport`), and of a model."""
+        """Return the data of a checked data set (`mptrain.lab.doctor.data_check.DataReport`), and of a model."""
         return cls(data=DataSet.of(report, verdict=verdict, classes=classes), model=model)

@@ -12,7 +12,7 @@ from mptrain.engine.module_trail import ModuleTrail
 from mptrain.engine.observer import Observer
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import accumulate_gradients
-from mptrain.lab.findings import Finding, describe_operator
+from mptrain.lab.finding import Finding, describe_operator
 from mptrain.precision.apply import input_dtype, set_matmul_precision
 from mptrain.runlog.diagnosis_file import Remedy
 from mptrain.workloads.base.batch import Batch

@@ -21,12 +21,13 @@ from typing_extensions import override
 from mptrain.config.compose import compose, recompose
 from mptrain.config.schema import Config
 from mptrain.engine.module_trail import LOSS, unwrapped
-from mptrain.lab.diagnosis import diagnose_config
-from mptrain.lab.doctor import check_scaling, scale_notes, verdict
-from mptrain.lab.doctor_findings import why_no_range
-from mptrain.lab.doctor_ranges import scales_of
-from mptrain.lab.findings import Finding, label
+from mptrain.lab.diagnosis.diagnose import diagnose_config
+from mptrain.lab.doctor.check import check_scaling, scale_notes, verdict
+from mptrain.lab.doctor.findings import why_no_range
+from mptrain.lab.doctor.updates import lost_in_loop
+from mptrain.lab.finding import Finding, label
 from mptrain.lab.pages.diagnosis_page import NAMES
+from mptrain.lab.step.ranges import scales_of
 from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.runlog.diagnosis_file import Examination
 from mptrain.system.errors import EXIT_NUMERICS, EXIT_OK, ConfigError, instance
@@ -202,6 +203,7 @@ def _cast_to_model(model: nn.Module, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda leaf: cast_floating(leaf, dtypes[0]), (args, kwargs)) if dtypes else (args, kwargs)
 
 
+# A configuration builds its parts by name, without arguments, so they find the loop here.
 _LOOP: ContextVar[OtherLoop] = ContextVar("loop")
 
 
@@ -345,7 +347,7 @@ def doctor(
     model: nn.Module,
     loss_fn: LossFunction,
     batch: Any,
-    precision: str = "amp_dynamic",
+    precision: str | None = "amp_dynamic",
     optimizer: torch.optim.Optimizer | None = None,
 ) -> LoopReport:
     """Check whether a model's training step is right in a half precision, as ``mptrain doctor`` does.
@@ -361,23 +363,86 @@ def doctor(
         batch: The batch, on any device: dense tensors in nested lists, tuples and mappings, which are moved to that of
             the model. If parameters are in half precision, so are the floating-point tensors that the model is given.
         precision: Mode of ``mptrain list precision``. ``amp_dynamic`` and ``amp_bf16`` are autocast with FP16 and
-            BF16, ``fp16_dynamic`` and ``bf16`` parameters in these with FP32 norm layers and master weights.
-        optimizer: Optimizer, whose parameters alone are trained; None for all that require gradients.
+            BF16, ``fp16_dynamic`` and ``bf16`` parameters in these with FP32 norm layers and master weights. None for a
+            model whose weights are in FP16 or BF16 already: it is checked as it is, without master weights.
+        optimizer: Optimizer, whose parameters alone are trained; None for all that require gradients. With half
+            weights, what rounding loses of its next update is a note, which copies of both have found.
 
     Raises:
         ConfigError: The precision is unknown or not half, the model is not FP32 or cannot be copied, or ``loss_fn``
             returns no tensor with one element. An error that it raises in FP32 is raised as it is.
         EnvironmentRefused: The device does not support the precision.
     """
-    with loop_config(model, loss_fn, batch, optimizer, _words(precision, None)) as config:
+    lost: Finding | None = None
+    unseen: tuple[str, ...] = ()
+    if precision is None:
+        words = _as_it_is(model)
+        lost, unseen = _lost_updates(model, loss_fn, batch, optimizer)
+        model, optimizer, precision = _widened(model, optimizer), None, words[0].partition("=")[2]
+    else:
+        words = _words(precision, None)
+    with loop_config(model, loss_fn, batch, optimizer, words) as config:
         report = check_scaling(config, lambda _: None, lambda word: _in_torch(config, [word]))
     good = scales_of(report.modules).good if not why_no_range(report.evidence, report.findings) else ()
     return LoopReport(
         summary=f"{type(unwrapped(model)).__name__} in {precision}: {verdict(report)}",
-        findings=tuple(map(_phrased, (*report.findings, *report.minor))),
-        notes=(*scale_notes(report), *report.notes[: len(report.notes) - len(report.minor)]),
+        findings=(
+            *map(_phrased, (*report.findings, *report.minor)),
+            *filter(None, [lost]),
+        ),
+        notes=(
+            *scale_notes(report),
+            *report.notes[: len(report.notes) - len(report.minor)],
+            *unseen,
+        ),
         loss_scales=tuple(2.0**exponent for exponent in good),
     )
+
+
+def _as_it_is(model: nn.Module) -> list[str]:
+    """Return overrides that cast an FP32 copy of a model with half weights back to their dtypes."""
+    inner = unwrapped(model)
+    halves = {parameter.dtype for parameter in inner.parameters()} & {*_HALVES}
+    if len(halves) != 1:
+        held = " and ".join(sorted(str(dtype) for dtype in halves)) or "no half precision"
+        raise ConfigError(f"precision=None, and the model's weights are in {held}", "choose a precision")
+    kept = [
+        name
+        for name, module in inner.named_modules()
+        if any(parameter.dtype == torch.float32 for parameter in module.parameters(recurse=False))
+    ]
+    mode = "bf16_pure" if torch.bfloat16 in halves else "fp16_pure"
+    return [f"precision={mode}", *([f"precision.keep_fp32=[{','.join(kept)}]"] if kept else [])]
+
+
+def _widened(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> nn.Module:
+    """Return an FP32 copy of a model, which trains the same parameters."""
+    wide, trained = copy.deepcopy(unwrapped(model)).float(), _trained_by(unwrapped(model), optimizer)
+    for name, parameter in wide.named_parameters():
+        parameter.requires_grad_(name in trained)
+    return wide
+
+
+def _trained_by(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, nn.Parameter]:
+    groups = [] if optimizer is None else optimizer.param_groups
+    own = {id(parameter) for group in groups for parameter in group["params"]}
+    named = model.named_parameters()
+    return {name: each for name, each in named if each.requires_grad and (optimizer is None or id(each) in own)}
+
+
+def _lost_updates(
+    model: nn.Module, loss_fn: LossFunction, batch: Any, optimizer: torch.optim.Optimizer | None
+) -> tuple[Finding | None, tuple[str, ...]]:
+    """Return what rounding loses of the next update of half weights, or a note that it was not looked at."""
+    if optimizer is None:
+        return None, ("what rounding loses of the updates was not looked at: give optimizer=",)
+    inner = unwrapped(model)
+    device = next((parameter.device for parameter in inner.parameters()), torch.device("cpu"))
+    with settings_restored(), other_random_numbers(device), torch.enable_grad():
+        made = copy.deepcopy(inner).train()
+        loss_fn(made, _rebuilt(batch, {name: tensor.detach().clone() for name, tensor in _tensors(batch)})).backward()
+    gradients = {name: own.grad for name, own in made.named_parameters() if own.grad is not None}
+    return lost_in_loop(_trained_by(inner, optimizer), gradients, optimizer), ()
 
 
 def diagnose(

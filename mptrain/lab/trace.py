@@ -138,6 +138,7 @@ class Trace:
             return self._in_half(record, scale)
         if scale == record.loss_scale:
             return record.overflow, "known"
+        # An overflow stays one at every higher scale, and a clean step stays clean at every lower one.
         if record.loss_scale > 0 and record.overflow == (scale > record.loss_scale):
             return record.overflow, "known"
         look: CleanStep | None = self._looks.at(record.step)
@@ -245,4 +246,5 @@ def _count_above(counts: ExponentCounts, edge: float) -> float:
     beyond = sum(counts.counts[max(index + 1, 0) :])
     within = counts.counts[index] if 0 <= index < len(counts.counts) else 0
     part = within * (2.0 - edge / 2.0**exponent)
+    # At least one is above the edge: the largest.
     return counts.inf + counts.nan + max(beyond + part, 1.0)

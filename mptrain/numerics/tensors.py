@@ -11,6 +11,7 @@ except the last ones, which may be shorter or empty. Each rank holds one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -120,6 +121,16 @@ def read_counts(counts: list[int], dtype: torch.dtype) -> ExponentCounts:
     )
 
 
+def digest_of_bits(tensor: Tensor) -> Tensor:
+    """Return a digest of the bits of an FP16 or BF16 tensor, int64 of shape (); a change of any value changes it."""
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for number, piece in enumerate(_pieces(tensor.detach(), PIECE)):
+        bits = piece.reshape(-1).view(torch.int16).to(torch.int64)
+        weights = torch.arange(1, 2 * bits.numel(), 2, device=bits.device) + 2 * PIECE * number
+        total += (bits * weights).sum()  # modulo 2^64
+    return total
+
+
 def limited(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Clamp finite values to the range of a float dtype, ±65504 for FP16; inf, NaN and the tensor's own dtype stay."""
     largest = torch.finfo(dtype).max
@@ -176,3 +187,21 @@ def part_for(tensor: Tensor, like: Tensor) -> Tensor:
     length = -(-len(like) // mesh.size())
     first = mesh.get_local_rank() * length  # at or past the end for ranks with an empty shard
     return tensor[first : first + length]
+
+
+def first_element(tensor: Tensor) -> int:
+    """Return the number of the first element of this rank's shard in the whole, in row-major order; 0 if not sharded.
+
+    Raises ValueError for a tensor that is sharded along another dimension than the first, or along several of a mesh.
+    """
+    if not is_sharded(tensor):
+        return 0
+    mesh, placements = cast("Any", tensor).device_mesh, cast("Any", tensor).placements
+    sharded = [(dim, placement) for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    if not sharded:
+        return 0
+    dim, placement = sharded[0]
+    if len(sharded) > 1 or not placement.is_shard(0):
+        raise ValueError(f"a tensor with placements {placements}, and only shards along the first dimension are known")
+    first: int = min(-(-len(tensor) // mesh.size(dim)) * mesh.get_local_rank(dim), len(tensor))
+    return first * math.prod(tensor.shape[1:])

@@ -3,6 +3,7 @@
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Rule
 from mptrain.optimizer.torch_rule import TorchRule, adapt, timm_optimizer, torch_optim_state, torch_optimizer
 from mptrain.optimizer.weights import Weights
+from mptrain.optimizer.without_masters import compensated, stochastic
 
 __all__ = [
     "SGD",
@@ -13,6 +14,8 @@ __all__ = [
     "TorchRule",
     "Weights",
     "adapt",
+    "compensated",
+    "stochastic",
     "timm_optimizer",
     "torch_optim_state",
     "torch_optimizer",

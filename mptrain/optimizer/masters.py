@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.formats import FLOAT16
 from mptrain.numerics.overflow_check import memory_order
-from mptrain.numerics.tensors import as_part_of, part, part_for
+from mptrain.numerics.rounding import round_compensated, round_stochastically, rounding_key, with_compensation
+from mptrain.numerics.tensors import as_part_of, first_element, part, part_for
 from mptrain.system.device import capabilities
 from mptrain.system.errors import CheckpointError, ConfigError
 from mptrain.system.torch_private import foreach_clamp_max_, foreach_clamp_min_, foreach_copy_
@@ -21,18 +23,29 @@ FLOAT16_MAX = FLOAT16.max
 LOOK_EVERY = 32
 
 
+class Rounding(NamedTuple):
+    """Rounding of updated half-precision parameters without master weights, as `precision.policy.Policy` says.
+
+    ``seed`` chooses the random bits of stochastic rounding.
+    """
+
+    kind: Literal["nearest", "stochastic", "compensated"] = "nearest"
+    seed: int = 0
+
+
 class MasterWeights:
     """Working tensors of P parameters, which the update rule changes; with sharded parameters, this rank's shards.
 
         FP32 parameter                      the parameter itself
         half parameter, master weights      a permanent FP32 copy (Micikevicius et al. 2018, section 3.1)
         half parameter, no master weights   a temporary FP32 copy, read from the parameter before each update, so that
-                                            rounding to half precision loses digits in every update
+                                            rounding to half precision loses digits in every update, or none on
+                                            average (stochastic), or none at all (compensated)
         parameter with gaps in memory       an FP32 copy without gaps, copied back after each update
         half parameter, state in half too   the parameter itself
 
     ``keep`` makes FP32 copies of half-precision parameters permanent. They start from ``initial``, the FP32 values that
-    the parameters were cast from, by name.
+    the parameters were cast from, by name. ``rounding`` says how the temporary ones are rounded (`Rounding`).
 
     Attributes:
         parts: This rank's shards of the parameters, or the parameters themselves if they are not sharded.
@@ -47,6 +60,7 @@ class MasterWeights:
         keep: bool,
         state_in_half: bool,
         initial: Mapping[str, Tensor],
+        rounding: Rounding | None = None,
     ) -> None:
         self._names, self._params = tuple(names), list(params)
         self._keep = keep
@@ -64,6 +78,18 @@ class MasterWeights:
         self._half = [own for own, same in zip(self.parts, in_place, strict=True) if not same]
         self._wide = [work for work, same in zip(self.work, in_place, strict=True) if not same]
         self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # with those updated in place
+        self._rounding = rounding or Rounding()
+        # By index. FP32 parameters with gaps are copied as ever.
+        copied = [index for index, same in enumerate(in_place) if not same]
+        ways = self._rounding.kind != "nearest"
+        self._own_way = [index for index in copied if ways and self.parts[index].dtype == torch.bfloat16]
+        self._nearest = [index for index in copied if index not in set(self._own_way)]
+        self._compensation: dict[int, Tensor] = {}
+        if self._rounding.kind == "compensated":
+            self._compensation = {
+                index: torch.zeros_like(self.parts[index], dtype=torch.int16) for index in self._own_way
+            }
+            self.copy_to_params()  # what rounding has taken from the initial values
         self._versions: list[int] = []
         self._followed: set[int] = set()  # indices into _half
         self._updates = 0
@@ -141,14 +167,29 @@ class MasterWeights:
         """Copy the parameters to their temporary FP32 copies before an update; permanent master weights stay."""
         if self._half and not self._keep:
             foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
+            for index, kept in self._compensation.items():
+                self.work[index].copy_(with_compensation(self.parts[index], kept))
 
-    def copy_to_params(self) -> None:
-        """Round the working tensors to their half-precision parameters after an update; FP16 saturates at 65504."""
+    def copy_to_params(self, step: Tensor | None = None) -> None:
+        """Round the working tensors to their half-precision parameters after an update; FP16 saturates at 65504.
+
+        ``step`` is the number of the update, float32 of shape (1,), of which random bits are a function; without it
+        values are rounded to nearest, as those of a checkpoint.
+        """
         if not self._half and not self._fp16:
             return
         with torch.no_grad():
-            if self._half:
-                foreach_copy_(self._half, self._wide)
+            if self._nearest:
+                foreach_copy_([self.parts[i] for i in self._nearest], [self.work[i] for i in self._nearest])
+            for index in self._own_way:
+                own, wide = self.parts[index], self.work[index]
+                if self._compensation:
+                    round_compensated(wide, own, self._compensation[index])
+                elif step is None:
+                    own.copy_(wide)
+                else:
+                    key = rounding_key(self._rounding.seed, step, index)
+                    round_stochastically(wide, own, key, first_element(self._params[index]))
             if self._fp16:
                 foreach_clamp_max_(self._fp16, FLOAT16_MAX)
                 foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
@@ -156,9 +197,12 @@ class MasterWeights:
     def full_precision(self) -> dict[str, Tensor]:
         """Return the most precise copy of each parameter by name: its FP32 master weight, or else the parameter itself.
 
-        The tensors are detached but not copied; sharded parameters give sharded tensors.
+        The tensors are detached but not copied; sharded parameters give sharded tensors. Compensated parameters give
+        new FP32 tensors, with what rounding took from them.
         """
-        best = self.work if self._keep else self.parts
+        best = self.work if self._keep else [*self.parts]
+        for index, kept in self._compensation.items():
+            best[index] = with_compensation(self.parts[index], kept)
         return {
             name: as_part_of(kept.detach(), p) for name, p, kept in zip(self._names, self._params, best, strict=True)
         }
@@ -186,6 +230,16 @@ class MasterWeights:
     def working(self) -> dict[str, Tensor]:
         """Return the tensors that the rule updates, by name: after an update, the new weights before rounding."""
         return {name: work.detach() for name, work in zip(self._names, self.work, strict=True)}
+
+    @property
+    def compensation_bytes(self) -> int:
+        """Bytes in which compensated parameters keep what rounding took from them."""
+        return sum(kept.nbytes for kept in self._compensation.values())
+
+    def stored(self) -> dict[str, Tensor]:
+        """Return by name the half-precision parameters that hold all there is of a weight between updates."""
+        lossy = () if self._keep else set(self._nearest + self._own_way) - self._compensation.keys()
+        return {self._names[i]: self.parts[i].detach() for i in lossy if self.parts[i].dtype.itemsize < 4}
 
     def in_place_half(self) -> list[str]:
         """Return the names of the half-precision parameters that the rule updates in place, in their own dtype."""

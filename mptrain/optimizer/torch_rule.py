@@ -351,7 +351,7 @@ class TorchState:
         self._initial = [[_settings(group) for group in optimizer.param_groups] for optimizer in optimizers]
 
     def save(self) -> dict[str, object]:
-        """Return the state, as in `TorchUpdater.state_dict` but for the number of updates, or raise ConfigError."""
+        """Return the state dict of a `TorchUpdater` without the number of updates, or raise ConfigError."""
         state, on_host = {}, set()
         for leaf, entries in itertools.chain.from_iterable(optimizer.state.items() for optimizer in self._optimizers):
             name = self._names.get(id(leaf))
@@ -388,7 +388,7 @@ class TorchState:
         }
 
     def load(self, saved: Mapping[str, Any]) -> list[str]:
-        """Load a state; return sentences for the user as `TorchUpdater.load_state_dict`."""
+        """Load a state; return sentences for the user as `Updater.load_state_dict`."""
         if saved.get("kind") != self._rule.name:
             before = saved.get("kind") or "another optimizer"
             return [f"optimizer state reset: the checkpoint has the state of {before}, not of {self._rule.name}"]

@@ -1,6 +1,9 @@
-"""Optimizers of P parameters: of an update rule, on the fastest kernels of the device, and of an optimizer of torch's.
+"""Updaters: the optimizers of P parameters, each of an update rule or of an optimizer with torch's interface.
 
-An optimizer of torch's (`TorchUpdater`) gets tensors that share the memory of the working tensors, with unscaled and
+`RuleUpdater` drives an update rule of mptrain, which uses the fastest kernels of the device. `TorchUpdater` drives
+optimizers of torch.optim, timm or a user. `Updater` is what a training step and a checkpoint know of both.
+
+An optimizer with torch's interface gets tensors that share the memory of the working tensors, with unscaled and
 clipped gradients of their dtype. So it knows nothing of loss scales, half precision or shards.
 
 torch.optim's classes use their fused kernels where the device has them, unless the arguments say otherwise: one kernel
@@ -17,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
+from typing_extensions import override
 
 from mptrain.numerics.overflow_check import Verdict, memory_order
 from mptrain.numerics.tensors import as_part_of, part_for
@@ -42,8 +46,46 @@ if TYPE_CHECKING:
     from mptrain.optimizer.masters import MasterWeights
 
 
-class Updater:
-    """Update rule with its optimizer state for P parameters; ``step`` (float32, shape (1,)) counts applied updates."""
+class Updater(Protocol):
+    """Interface of an optimizer of P parameters, with its state.
+
+    Attributes:
+        step: Number of applied updates, float32 of shape (1,), on the device of the weights.
+    """
+
+    step: Tensor
+
+    def describe(self) -> str:
+        """Describe in one line for the user what the configuration does not say of the optimizer; may be empty."""
+
+    def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
+        """Apply one update: change the weights in place and round them to half-precision parameters.
+
+        A skipped update changes neither weights nor optimizer state. The P gradients are scaled, and may be
+        overwritten; a parameter with None is not updated. ``lr`` and ``grad_scale``, their divisor, are float32 of
+        shape (1,); None does not divide. Raises ConfigError if an optimizer with torch's interface cannot be driven.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer state for a checkpoint.
+
+        ``step`` is that of the updater; ``state`` has for each parameter name its state by name, in its own dtype.
+        Further entries are those of the class. Raises ConfigError if a checkpoint cannot hold the state.
+        """
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
+        """Load an optimizer state, matched by parameter name.
+
+        Returns sentences for the user, none if all was loaded. State of another optimizer or model is not loaded.
+        """
+
+
+class RuleUpdater(Updater):
+    """Update rule of mptrain with its optimizer state for P parameters.
+
+    Its state dict may also have ``missed``: by parameter name, the number of applied updates without a gradient,
+    float32 of shape (1,). State tensors are loaded in the present dtypes, so that FP32 moments stay FP32.
+    """
 
     def __init__(
         self,
@@ -61,16 +103,12 @@ class Updater:
         self._cohorts = [_Cohort({*range(len(self._names))})]
         self._groups: dict[tuple[bool, ...], list[_Members]] = {}
 
+    @override
     def describe(self) -> str:
-        """Return an empty text: the configuration says all about an update rule."""
         return ""
 
+    @override
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
-        """Apply one update: change the weights in place and round them to half-precision parameters.
-
-        A skipped update changes neither weights nor optimizer state. The P gradients are scaled; a parameter with None
-        is not updated. ``lr`` and ``grad_scale``, their divisor, are float32 of shape (1,); None does not divide.
-        """
         self.step.add_(verdict.applied)
         inputs = UpdateInputs(lr=lr, step=self.step, grad_scale=grad_scale, skip=verdict.skip)
         self._masters.copy_from_params()
@@ -82,15 +120,10 @@ class Updater:
                 members.follow_weights()
                 self._rule.apply(members.group, members.of(grads), members.own(inputs))
         increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
-        self._masters.copy_to_params()
+        self._masters.copy_to_params(self.step)
 
-    def state_dict(self) -> dict[str, object]:
-        """Return the optimizer state for a checkpoint.
-
-        ``step``, float32 of shape (1,), is the number of applied updates; ``state`` has for each parameter name its
-        state tensors by name, in their own dtype; ``missed``, if there are any, the number of applied updates without a
-        gradient by parameter name, float32 of shape (1,).
-        """
+    @override
+    def state_dict(self) -> dict[str, Any]:
         state = {
             name: {key: as_part_of(tensor, p) for key, tensor in tensors.items()}
             for name, p, tensors in zip(self._names, self._params, self._state, strict=True)
@@ -103,11 +136,8 @@ class Updater:
         }
         return {"step": self.step, "state": state, **({"missed": missed} if missed else {})}
 
-    def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
-        """Load an optimizer state, matched by parameter name, in the present dtypes, so that FP32 moments stay FP32.
-
-        Returns sentences for the user, none if all was loaded. State of another optimizer or model is not loaded.
-        """
+    @override
+    def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
         step, state = saved["step"], saved["state"]
         assert isinstance(step, torch.Tensor)
         assert isinstance(state, dict)
@@ -121,6 +151,7 @@ class Updater:
         self.step.copy_(step)
         missed = saved.get("missed", {})
         assert isinstance(missed, dict)
+        # Parameters with equal counts are one cohort, whatever their history: bias corrections read the count alone.
         alike: dict[float, set[int]] = {}
         for index, name in enumerate(self._names):
             alike.setdefault(float(missed.get(name, 0.0)), set()).add(index)
@@ -225,10 +256,15 @@ class _Members:
         return [tensor if order is None else tensor.permute(order) for tensor, order in pairs]
 
 
-class TorchUpdater:
-    """Optimizer of torch's interface with its state for P parameters; has the arguments and methods of `Updater`.
+class TorchUpdater(Updater):
+    """Optimizer with torch's interface, or two of them, with its state for P parameters.
 
     Raises ConfigError if the optimizer cannot be made of these parameters (`TorchRule.make`).
+
+    Its state dict also has ``kind``, the name of the optimizer; ``groups``, values that it keeps for groups of
+    parameters, with the names of these; ``others``, further entries of its own state dict; ``on_host``, names of state
+    in host memory on another device; ``in_half``, names of parameters updated in half precision. State is loaded with
+    its dtypes and values unchanged.
     """
 
     def __init__(
@@ -248,6 +284,7 @@ class TorchUpdater:
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
         self._begun: set[tuple[bool, ...]] = set()
+        # Hooks would see scaled gradients, and run for updates that the kernels skip.
         self._fused = all(skips_on_device(opt) and not has_step_hooks(opt) for opt in self._optimizers)
         self._on_host = capabilities(device).host
         self._may_keep = not all(public_name(type(opt)).startswith("torch.optim.") for opt in self._optimizers)
@@ -257,8 +294,8 @@ class TorchUpdater:
         """True if the host reads a value from the device in every step."""
         return not self._fused and not self._on_host
 
+    @override
     def describe(self) -> str:
-        """Describe the optimizers in one line for the user: names, number of parameters and host reads."""
         words = [public_name(type(optimizer)) for optimizer in self._optimizers]
         if words[1:]:
             counts = [sum(len(group["params"]) for group in optimizer.param_groups) for optimizer in self._optimizers]
@@ -266,8 +303,8 @@ class TorchUpdater:
             words[1] += f" for the others ({counts[1]})"
         return ", ".join([*words, *(["one host read a step"] if self.reads else [])])
 
+    @override
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
-        """Apply one update as `Updater` does, or raise ConfigError. Only fused kernels change the gradients."""
         live = tuple([grad is not None for grad in grads])
         on_device = self._fused and not self._on_host and live in self._begun
         rate: float | Tensor = lr[0]
@@ -292,26 +329,17 @@ class TorchUpdater:
         for leaf in self._leaves:
             leaf.grad = None
         increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
-        self._masters.copy_to_params()
+        self._masters.copy_to_params(self.step)
         if not self._begun:
             self.state_dict()  # an optimizer whose state cannot be saved is refused now, not at the first checkpoint
         self._begun.add(live)
 
-    def state_dict(self) -> dict[str, object]:
-        """Return the optimizer state for a checkpoint, or raise ConfigError if a checkpoint cannot hold it.
-
-        ``step``, float32 of shape (1,), is the number of applied updates; ``state`` has for each parameter name its
-        state by name, in its own dtype; ``kind`` is the name of the optimizer; ``groups`` has values that it keeps for
-        groups of parameters, with the names of these; ``others`` further entries of its own state dict; ``on_host``
-        names of state in host memory on another device; ``in_half`` names of parameters updated in half precision.
-        """
+    @override
+    def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, **self._state.save()}
 
+    @override
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Load an optimizer state, matched by parameter name, with its dtypes and values unchanged.
-
-        Returns sentences for the user, none if all was loaded. State of another optimizer is not loaded.
-        """
         notes = self._state.load(saved)
         if not notes:
             self.step.copy_(saved["step"])

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from mptrain.numerics.formats import FLOAT32
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict, clip_coefficient
 from mptrain.numerics.tensors import as_part_of, is_sharded, part, part_for
-from mptrain.optimizer.masters import MasterWeights
+from mptrain.optimizer.masters import MasterWeights, Rounding
 from mptrain.optimizer.parameter_groups import parameter_options
 from mptrain.optimizer.rules import ParameterOptions
 from mptrain.optimizer.torch_rule import TorchRule
-from mptrain.optimizer.updater import TorchUpdater, Updater
+from mptrain.optimizer.updater import RuleUpdater, TorchUpdater, Updater
 from mptrain.system.device import in_widest
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import foreach_add_, foreach_copy_, foreach_lerp_, foreach_mul_, foreach_sub
@@ -53,8 +53,9 @@ class Weights:
 
     Half-precision parameters have FP32 copies with ``master_weights``, which start from ``initial``, FP32 values by
     name, so that the initialisation is not rounded. With ``state_in_half`` they are updated in place, with optimizer
-    state of their own dtype. ``clip_norm`` limits the global L2 norm of the unscaled gradients; None disables clipping.
-    ``options`` are learning rate factors and weight decays by name; None for those of the rule.
+    state of their own dtype. ``rounding`` is that of updated parameters without master weights. ``clip_norm`` limits
+    the global L2 norm of the unscaled gradients; None disables clipping. ``options`` are learning rate factors and
+    weight decays by name; None for those of the rule.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Weights:
         state_in_half: bool = False,
         clip_norm: float | None = None,
         initial: Mapping[str, Tensor] | None = None,
+        rounding: Rounding | None = None,
         options: Mapping[str, ParameterOptions] | None = None,
     ) -> None:
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
@@ -81,16 +83,21 @@ class Weights:
         self.sharded = is_sharded(self.params[0])  # all are, or none
         self.rule, self.clip_norm = rule, clip_norm
         self.masters = MasterWeights(
-            self.names, self.params, keep=master_weights, state_in_half=state_in_half, initial=initial or {}
+            self.names,
+            self.params,
+            keep=master_weights,
+            state_in_half=state_in_half,
+            initial=initial or {},
+            rounding=rounding,
         )
         work = self.masters.work
         own = parameter_options(trained, rule) if options is None else options
         self.options = [own[name] for name in self.names]
-        self.updater: Updater | TorchUpdater
+        self.updater: Updater
         if isinstance(rule, TorchRule):
             self.updater = TorchUpdater(rule, self.names, self.params, self.masters, self.options)
         else:
-            self.updater = Updater(rule, self.names, self.params, self.masters, self.options)
+            self.updater = RuleUpdater(rule, self.names, self.params, self.masters, self.options)
         self.gradients = Gradients(self.names, self.params, self.masters)
         self._check = OverflowCheck(work, exact=clip_norm is not None)
 

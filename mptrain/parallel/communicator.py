@@ -314,6 +314,7 @@ class DistributedCommunicator(Communicator):
 
     @override
     def begin_step(self, seed: int, step: int) -> None:
+        # Two multipliers: with one, a later step would draw the numbers of an earlier step of another seed.
         word = (seed * 0xD1342543DE82EF95 + (step * self.world_size + self.rank + 1) * _GAMMA) & ((1 << 63) - 1)
         seed_everything(word)
 

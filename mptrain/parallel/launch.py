@@ -102,6 +102,7 @@ def _forked(count: int, timeout: float) -> Iterator[Communicator]:
         for rank in range(1, count):
             child = os.fork()
             if child == 0:
+                # Else this rank itself would hold the pipe open after rank 0 has exited.
                 writing.close()
                 yield from _ended_as_process(rank, count, timeout, reading)
             children[child] = rank
@@ -148,9 +149,11 @@ def _come(store: Store, rank: int, timeout: float) -> None:
 
 
 def _prepare_environment(count: int) -> None:
+    # Like the store, gloo's connections are to be reached from this machine only.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     import torch
 
+    # Threads of one rank would otherwise spin on the cores of another.
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, usable_cores() // count))
 

@@ -16,6 +16,7 @@ weights to half precision when it gathers them: weights beyond 65504 become inf,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -33,8 +34,6 @@ from mptrain.system.errors import ConfigError, did_you_mean
 from mptrain.system.torch_private import foreach_copy_
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from mptrain.numerics.overflow_check import Measure
     from mptrain.optimizer.weights import AcrossMeasure, AcrossNorms, Weights
     from mptrain.workloads.base.batch import Batch
@@ -49,7 +48,7 @@ class ParallelStrategy(Protocol):
 
     A training step calls `micro_batches`, `loss_of` and a backward pass for each micro-batch, then
     `finish_gradient_sync`, then `reductions`. ``wanted`` is the configured number of micro-batches of an update
-    on each rank.
+    on each rank. Before the first step, a rehearsal calls the first three for each learner, within `rehearsal`.
     """
 
     comm: Communicator
@@ -67,6 +66,12 @@ class ParallelStrategy(Protocol):
             wanted: Number of micro-batches; equal on every rank if passes of ranks wait for each other.
             unchanged: Function that returns a context in which a model's buffers do not change, for dummy
                 micro-batches. These repeat samples of another micro-batch and have share 0.
+        """
+
+    def rehearsal(self, weights: Weights) -> AbstractContextManager[None]:
+        """Return a context manager for a learner's passes on the first batch, which no update follows.
+
+        There a strategy learns what later steps need, such as the order in which gradients come.
         """
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
@@ -112,6 +117,10 @@ class SingleProcessStrategy:
             return iter([(batch, 1.0)])
         return ((micro, batch.share(micro)) for micro in batch.split(wanted))
 
+    def rehearsal(self, weights: Weights) -> AbstractContextManager[None]:
+        """Return a context manager that does nothing."""
+        return contextlib.nullcontext()
+
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
         """Return the loss as a function of the micro-batch."""
         return functools.partial(loss, model)
@@ -154,6 +163,9 @@ class _DistributedStrategy(ABC):
             with unchanged():
                 yield replace(parts[0], is_dummy=True), 0.0
 
+    def rehearsal(self, weights: Weights) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def reductions(self, loss: Tensor | None) -> tuple[AcrossNorms, AcrossMeasure]:
         return functools.partial(self.reduce_norms, loss=loss), self.reduce_measure
 
@@ -177,6 +189,7 @@ class _DistributedStrategy(ABC):
         if loss is None:
             sums = self.comm.all_reduce_(squares)
         else:
+            # In one all_reduce: the ranks would wait for each other once more for a second one.
             both = self.comm.all_reduce_(torch.cat([squares, loss.view(1).double()]))
             sums, total = both[:-1], both[-1]
             loss.copy_(total)
@@ -193,42 +206,53 @@ class _DistributedStrategy(ABC):
 class DDPStrategy(_DistributedStrategy):
     """Data parallelism with replicated weights: torch's DDP, or an all_reduce after the backward passes of an update.
 
-    DDP is used for updates of a single micro-batch, except the first. ``find_unused`` looks in every step for
-    parameters without a gradient.
+    DDP is used for updates of a single micro-batch. The rehearsal does without it; it shows whether any gradient is
+    missing, and in which order gradients come. ``find_unused`` looks in every step for parameters without a gradient.
     """
 
     def __init__(self, comm: Communicator, *, wide: bool, meeting: bool, find_unused: bool = False) -> None:
         super().__init__(comm, wide=wide, meeting=meeting)
         self._find_unused = find_unused
-        self._order: dict[int, list[str]] = {}  # by learner: its parameters in the order of the rehearsal's gradients
-        self._hooks: list[RemovableHandle] = []
-        self._wrapped: dict[int, nn.Module] = {}
+        self._rehearsed: list[str] | None = None  # parameters whose gradients have come; None outside of a rehearsal
+        self._wrapped: dict[Weights, nn.Module] = {}
         self._sums: list[tuple[Tensor, Tensor]] = []
+
+    @contextlib.contextmanager
+    def rehearsal(self, weights: Weights) -> Iterator[None]:
+        """Note, by hooks that are removed again, in which order the gradients of the passes inside come."""
+        rehearsed: list[str] = []
+        self._rehearsed = rehearsed
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: rehearsed.append(name))
+            for name, parameter in zip(weights.names, weights.params, strict=True)
+        ]
+        try:
+            yield
+        finally:
+            self._rehearsed = None
+            for hook in hooks:
+                hook.remove()
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
         """Return the loss as a function of the micro-batch, in DistributedDataParallel if an update has only one.
 
-        Call it while only the parameters of ``weights`` require gradients. The first batch, which is that of the
-        rehearsal (a step without an update before training), does not use DistributedDataParallel; it shows whether any
-        gradient is missing, and in which order gradients come.
+        Call it while only the parameters of ``weights`` require gradients.
         """
-        key = id(weights)
-        first = single_microbatch and key not in self._order
-        if first:
-            came = self._order[key] = []
-            self._hooks = [
-                parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
-                for name, parameter in zip(weights.names, weights.params, strict=True)
-            ]
-        if first or not single_microbatch:
+        if self._rehearsed is not None or not single_microbatch:
             return functools.partial(loss, model)
-        if key not in self._wrapped:
-            root, by_name = LossModule(loss, model), dict(zip(weights.names, weights.params, strict=True))
-            complete = not self._find_unused and self._complete(weights)
-            order = [by_name[name] for name in weights.gradients.order or () if name in by_name] if complete else None
-            self._wrapped[key] = data_parallel(root, self.comm, self._sums, wide=self._wide, order=order)
+        # Not earlier: DDP's buckets follow the order of the gradients in the rehearsal, or in that of an earlier
+        # process, which a checkpoint brings. And DDP takes the parameters that require a gradient now.
+        if weights not in self._wrapped:
+            self._wrapped[weights] = self._in_ddp(LossModule(loss, model), weights)
         self._sums.clear()
-        return self._wrapped[key]
+        return self._wrapped[weights]
+
+    def _in_ddp(self, root: LossModule, weights: Weights) -> nn.Module:
+        order = None
+        if not self._find_unused and self._complete(weights):
+            by_name = dict(zip(weights.names, weights.params, strict=True))
+            order = [by_name[name] for name in weights.gradients.order or () if name in by_name]
+        return data_parallel(root, self.comm, self._sums, wide=self._wide, order=order)
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
         """Sum gradients over ranks if DistributedDataParallel has not; one that another rank has counts as zeros here.
@@ -236,8 +260,7 @@ class DDPStrategy(_DistributedStrategy):
         Raises ConfigError if a gradient is missing that all ranks had in the first batch, and other ranks wait for it.
         """
         missing = dict.fromkeys(weights.gradients.missing())
-        key = id(weights)
-        if single_microbatch and key in self._wrapped:
+        if single_microbatch and self._rehearsed is None:
             if missing and self._complete(weights) and not self._find_unused:
                 raise ConfigError(
                     f"{next(iter(missing))} has no gradient in this batch,"
@@ -248,10 +271,8 @@ class DDPStrategy(_DistributedStrategy):
             self._sums.clear()
             return
         there = self.comm.all_reduce_ints([name not in missing for name in weights.names])
-        if single_microbatch:
-            for hook in self._hooks:
-                hook.remove()
-            order = self.comm.broadcast_object(self._order[key])
+        if single_microbatch and self._rehearsed is not None:
+            order = self.comm.broadcast_object(self._rehearsed)
             if weights.gradients.order is None:  # else the run's first batch was that of an earlier process
                 count = dict(zip(weights.names, there, strict=True))
                 weights.gradients.order = [name for name in order if count[name] == self.comm.world_size]

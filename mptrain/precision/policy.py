@@ -40,6 +40,8 @@ class Policy:
         master_weights: Half-precision parameters have an FP32 copy that the optimizer updates (Micikevicius et al.
             2018, section 3.1).
         optimizer_state: Dtype of momentum and moments.
+        rounding: How updated weights without a master copy are rounded: to ``nearest``, at random without bias
+            (``stochastic``), or to nearest with what rounding took kept for the next update (``compensated``, Kahan).
         keep_fp32: Modules whose parameters and arithmetic stay in FP32: class names, module names or patterns of them
             (``layer4.*``); ``norms`` means every normalisation layer of torch.
         tf32: FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
@@ -56,6 +58,7 @@ class Policy:
     autocast: bool
     master_weights: bool
     optimizer_state: Literal["float32", "parameters"] = "float32"
+    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest"
     keep_fp32: tuple[str, ...] = ()
     tf32: bool = False
     eval: Literal["same", "fp32"] = "same"
@@ -96,6 +99,22 @@ class Policy:
                     "set precision.optimizer_state=float32",
                 )
             )
+        if self.rounding != "nearest" and (self.parameters != "bfloat16" or self.master_weights):
+            has = "master weights" if self.master_weights else f"precision.parameters={self.parameters}"
+            problems.append(
+                Problem(
+                    f"precision.rounding={self.rounding} with {has}: it is for BF16 weights without a master copy",
+                    "set precision.rounding=nearest, or use precision=bf16_stochastic or bf16_kahan",
+                )
+            )
+        if self.rounding != "nearest" and self.optimizer_state == "parameters":
+            problems.append(
+                Problem(
+                    f"precision.rounding={self.rounding} with precision.optimizer_state=parameters:"
+                    " an optimizer whose state is BF16 rounds its updates itself",
+                    "set precision.optimizer_state=float32",
+                )
+            )
         if self.tf32 and self.eval == "fp32":
             problems.append(
                 Problem(
@@ -125,13 +144,20 @@ class Policy:
         if self.parameters == "float32":
             master = "the parameters themselves"
         else:
-            master = "float32" if self.master_weights else "none"
+            master = "float32" if self.master_weights else _WITHOUT_MASTER[self.rounding]
         kept = f", kept in float32: {', '.join(self.keep_fp32)}" if self.keep_fp32 else ""
         return (
             f"parameters {self.parameters}, compute {compute}, gradients {self.parameters}, master weights {master}, "
             f"reductions {self.reductions}, loss float32{kept}"
         )
 
+
+#: What stands in place of a master copy, in words.
+_WITHOUT_MASTER = {
+    "nearest": "none",
+    "stochastic": "none (stochastic rounding)",
+    "compensated": "none (Kahan compensation, int16)",
+}
 
 #: The mode with which others are compared: FP32 throughout.
 FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=False, master_weights=False)

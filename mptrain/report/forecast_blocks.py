@@ -22,13 +22,13 @@ from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
 from mptrain.report import plotting
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.run_blocks import OpenedRun, fp32_run, histogram_words, is_watched, scale_words
-from mptrain.system.words import counted, elided, listed, number, share
+from mptrain.system.words import counted, elided, listed, number, percent, share
 
 #: Maximum characters of a module's name.
 _NAME = 36
 
 #: The confidence of a bound, in words.
-_SURE: Final = f"{100 * CONFIDENCE:.0f} % confidence"
+_SURE: Final = f"{percent(CONFIDENCE)} confidence"
 
 #: Maximum number of modules that are named.
 _MODULES = 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
@@ -37,8 +37,9 @@ from mptrain.report import plotting
 from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
 from mptrain.report.run_blocks import OpenedRun
+from mptrain.runlog.lost_updates import lost_shares
 from mptrain.system.errors import StorageError
-from mptrain.system.records import ExponentCounts, TensorKind
+from mptrain.system.records import ExponentCounts, LostUpdates, TensorKind
 from mptrain.system.words import MINUS, UNKNOWN, counted, elided, listed, number, share
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class LearnerHistograms:
         seen: Summaries of the sampled steps that did not overflow.
         overflowed: Numbers of the sampled steps that overflowed.
         unchanged: By parameter, the elements with a nonzero update and how many of them would not change in FP16.
+        lost: By parameter, what rounding to the format of the weights loses, or to BF16, as in `HistogramRecord`.
         sampled: Number of elements looked at, of each parameter of which not all were, as in `HistogramRecord`.
     """
 
@@ -100,6 +102,7 @@ class LearnerHistograms:
     seen: list[HistogramSummary] = field(default_factory=list)
     overflowed: list[int] = field(default_factory=list)
     unchanged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    lost: dict[str, LostUpdates] = field(default_factory=dict)
     sampled: dict[str, int] = field(default_factory=dict)
 
     def add(self, record: HistogramRecord) -> None:
@@ -115,6 +118,9 @@ class LearnerHistograms:
         for name, (moved, same) in record.unchanged.items():
             before = self.unchanged.get(name, (0, 0))
             self.unchanged[name] = (before[0] + moved, before[1] + same)
+        for name, sums in record.lost.items():
+            earlier = self.lost.get(name, (0, 0, 0.0, 0.0, 0.0))
+            self.lost[name] = cast("LostUpdates", tuple(map(sum, zip(earlier, sums, strict=True))))
         if record.overflow:
             self.overflowed.append(record.step)
         else:
@@ -353,7 +359,7 @@ def _room_tone(room: float) -> Tone:
 
 
 def _unchanged(histograms: LearnerHistograms) -> Text | None:
-    """Return the share of updates that round away: in half-precision weights as seen, in others as if kept in FP16."""
+    """Return the share of updates that round away: in half-precision weights as seen, in others as if kept in half."""
     weights = histograms.kinds.get("weights", {})
     groups: dict[str, dict[str, tuple[int, int]]] = {}
     for name, pair in histograms.unchanged.items():
@@ -362,15 +368,29 @@ def _unchanged(histograms: LearnerHistograms) -> Text | None:
     sentences = []
     for dtype, pairs in groups.items():
         moved, same = (sum(pair[at] for pair in pairs.values()) for at in (0, 1))
-        if moved:
-            verb = f"rounded away, because the weights are stored in {dtype}" if dtype else _WOULD
-            sentences.append(f"{share(same / moved)} of the updates {verb}{_most_in(pairs)}.")
+        if not moved:
+            continue
+        verb = f"rounded away, because the weights are stored in {dtype}" if dtype else _WOULD
+        sentences.append(f"{share(same / moved)} of the updates {verb}{_most_in(pairs)}.")
+        sentences += _of_magnitude([histograms.lost[name] for name in pairs if name in histograms.lost], dtype)
     kept = _STOCHASTIC if any(groups.keys() - {""}) else ""
     return Text(f"{' '.join(sentences)} {kept}FP32 master weights keep these updates.") if sentences else None
 
 
 _STOCHASTIC = "With stochastic rounding, unchanged weights are expected: nothing is lost on average. "
 _WOULD = "would not change a weight stored in FP16"
+
+
+def _of_magnitude(lost: Sequence[LostUpdates], dtype: str) -> list[str]:
+    """Return what of the magnitude of updates is lost, of weights of a half-precision dtype, or else if in BF16."""
+    count, size = lost_shares(lost)
+    if math.isnan(size):
+        return ["Their share of the magnitude of all is not known: only the optimizer knows its updates."] * bool(dtype)
+    of_all = f"{share(size)} of the magnitude of all"
+    if not dtype:
+        return [f"If these weights were BF16, {share(count)} would change nothing, which is {of_all}."]
+    moved = sum(sums[4] for sums in lost) / sum(sums[2] for sums in lost)
+    return [f"That is {of_all}; the weights moved by {share(moved)} of it, because others were rounded up."]
 
 
 def _most_in(pairs: Mapping[str, tuple[int, int]]) -> str:

@@ -211,6 +211,7 @@ def write_page(page: Page, folder: Path, html_file: Path, markdown_file: Path, *
             figures.mkdir(exist_ok=True)
     for path in files:
         remove_drafts(path.parent, path.name)
+    # A report that a power failure destroys can be written again from the records.
     write_together(files, durable=False)
     return ReportFiles(page, html_file, markdown_file)
 

@@ -56,6 +56,7 @@ FAILED: Final[dict[str, Any]] = {
 _FONTS: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 
 _STYLE: Final[dict[Any, Any]] = {
+    # Names of users may have dollar signs, between which matplotlib would set mathematics.
     "text.parse_math": False,
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -227,6 +228,7 @@ def drawing(name: str, height: float) -> Iterator[Drawing]:
     """
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()  # ignores the user's matplotlibrc
+        # Without a salt, ids in an SVG are random, and the same run would not give the same bytes.
         mpl.rcParams.update({**_STYLE, "svg.hashsalt": name})
         # Warnings about glyphs missing in the measuring font (the reader's fonts have them) and about tight layouts.
         warnings.simplefilter("ignore", UserWarning)

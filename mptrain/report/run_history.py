@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 
 from typing_extensions import TypedDict
 
+from mptrain.runlog.lost_updates import IN_WORDS, in_words
 from mptrain.runlog.run_reader import Run
 from mptrain.system.errors import StorageError
 from mptrain.system.fields import NonNegativeInt
@@ -359,6 +360,7 @@ class History:
         passes: Number of backward passes on record that no update followed and whose gradients were not finite.
         left_out: Number of backward passes on record that no update followed, by learner.
         not_looked_at: What a watch says that it could not look at.
+        lost_updates: What is known of updates that rounding to half precision loses, one sentence each.
         of_ranks: Learner and step of each time that a single rank's gradients were not finite.
         overflowed: Learner and step of each overflow.
         notes: One sentence for each problem when reading the records.
@@ -374,6 +376,7 @@ class History:
     passes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     not_looked_at: dict[str, None] = field(default_factory=dict)
+    lost_updates: dict[str, None] = field(default_factory=dict)
     of_ranks: set[tuple[str, int]] = field(default_factory=set)
     overflowed: set[tuple[str, int]] = field(default_factory=set)
 
@@ -452,6 +455,9 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
         if kind == "groups":  # names of all parameters, by rate and decay
             fields = {group: counted(len(names), "parameter") for group, names in fields.items()}
         text = _NOT_FINITE[kind](event) if kind in _NOT_FINITE else describe(fields)
+        if kind in IN_WORDS:
+            text = in_words(kind, event)
+            history.lost_updates[text] = None
         history.passes += kind == "abandoned" and bool(event.get("tensors"))
         if kind in ("abandoned", "abandoned_passes"):  # the second, at the end, has the number of all
             learner = str(event["learner"])

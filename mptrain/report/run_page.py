@@ -45,7 +45,7 @@ from mptrain.report.run_history import MEAN, MOST_BUCKETS, PHASES, Curve, Histor
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import memory_in_words
-from mptrain.system.words import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
+from mptrain.system.words import UNKNOWN, counted, duration, elided, number, percent, rate, scale_path, share
 
 #: Maximum metrics in one figure if the task has no main metric.
 _MOST_METRICS = 4
@@ -59,6 +59,7 @@ def run_page(paths: RunPaths) -> Page:
     opened = open_with_history(paths.root, MOST_BUCKETS)
     history, run = opened.history, opened.run
     notes = Bullets(tuple(history.notes), "warn")
+    lost = Bullets(tuple(f"{sentence}." for sentence in history.lost_updates), "warn")
     return Page(
         over="mptrain run report",
         title=opened.title(),
@@ -66,7 +67,13 @@ def run_page(paths: RunPaths) -> Page:
         lead=_lead(opened),
         sections=(
             section(
-                "Summary", _reason(opened), Tiles(_tiles(opened)), _metric_table(opened), _learner_table(opened), notes
+                "Summary",
+                _reason(opened),
+                lost,
+                Tiles(_tiles(opened)),
+                _metric_table(opened),
+                _learner_table(opened),
+                notes,
             ),
             section("Training", *_training(opened)),
             section("Loss scale and overflows", *loss_scale_blocks(opened)),
@@ -390,7 +397,7 @@ def by_class_page(
     """
     total = sum(map(sum, confusion)) + not_finite
     right = sum(row[index] for index, row in enumerate(confusion))
-    lead = f"{right:,} of {counted(total, 'sample')} of {split} are right ({right / max(1, total):.2%})."
+    lead = f"{right:,} of {counted(total, 'sample')} of {split} are right ({percent(right / max(1, total), 2)})."
     lost = f"{counted(not_finite, 'output')} are not finite, and in no class." if not_finite else ""
     shown = [
         [sample, true, predicted, number(share), elided(text, 120)] for sample, true, predicted, share, text in mistakes

@@ -13,7 +13,8 @@ from mptrain.config.config_diff import config_digest, describe_change
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target
 from mptrain.engine.loop import Loop
-from mptrain.engine.parts import Options, Parts
+from mptrain.engine.options import Options
+from mptrain.engine.parts import Parts
 from mptrain.engine.telemetry import NoStorage, Storage
 from mptrain.parallel.communicator import Communicator
 from mptrain.precision.support import Support, require_support

@@ -13,7 +13,9 @@ from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import show
 from mptrain.engine.checkpointing import require_fit, require_same_schema
-from mptrain.engine.parts import EarlyStoppingState, Options, Parts
+from mptrain.engine.options import Options
+from mptrain.engine.parts import Parts
+from mptrain.engine.progress import EarlyStoppingState
 from mptrain.engine.validation import early_stop
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks

@@ -84,10 +84,11 @@ def merged_histograms(ranks: Sequence[Iterable[HistogramRecord]]) -> Iterator[Hi
             for kind, named in same[0].tensors.items()
         }
         unchanged = {name: _sum(record.unchanged.get(name, (0, 0)) for record in same) for name in same[0].unchanged}
+        lost = {name: _sum(record.lost.get(name, (0, 0, 0.0, 0.0, 0.0)) for record in same) for name in same[0].lost}
         names = dict.fromkeys(name for record in same for name in record.sampled)
         sampled = {name: sum(_looked_at(record, name) for record in same) for name in names}
         overflow = any(record.overflow for record in same)
-        yield replace(same[0], overflow=overflow, tensors=tensors, unchanged=unchanged, sampled=sampled)
+        yield replace(same[0], overflow=overflow, tensors=tensors, unchanged=unchanged, lost=lost, sampled=sampled)
 
 
 def _looked_at(record: HistogramRecord, name: str) -> int:
@@ -96,9 +97,9 @@ def _looked_at(record: HistogramRecord, name: str) -> int:
     return record.sampled.get(name, total(weight) if weight else 0)
 
 
-def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    moving, lost = zip(*pairs, strict=True)
-    return sum(moving), sum(lost)
+def _sum(several: Iterable[Any]) -> Any:
+    """Return the sums of tuples of equal length, entry by entry."""
+    return tuple(map(sum, zip(*several, strict=True)))
 
 
 def _same_steps(ranks: Sequence[Iterable[_Record]]) -> Iterator[list[_Record]]:

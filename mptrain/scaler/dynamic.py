@@ -22,6 +22,16 @@ and rounded once to FP32, as in its kernel; a factor that is an FP32 number give
 
 `torch.amp.GradScaler`, apex, DeepSpeed, Megatron-LM, ColossalAI, Keras, NNabla, Flax and Paddle use this rule with
 different constants: ``configs/scaler/`` has a file for each, with its source.
+
+This one update is computed in three ways, with equal results. `DynamicScaler.after` takes the first that can be used:
+
+1. One addition to ``growth_tracker``: the host knows that the step was clean, as in most steps on a CPU, and the scale
+   does not grow. Not with hysteresis or a growth delay.
+2. ``_by_kernel``, four operators: the rule is that of `torch.amp.GradScaler`, and the device has its kernel.
+3. ``_by_operators``, about two dozen operators: any rule on any device.
+
+The third is the whole rule: the kernel has no hysteresis and no growth delay, and not every device has the kernel. The
+other two are there for speed: the number of operators decides the time of a small network's step.
 """
 
 from __future__ import annotations
@@ -84,12 +94,40 @@ class DynamicScaler(RangedScaler):
 
     @override
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        growth_tracker = state["growth_tracker"] + 1
-        if verdict.known_finite and self._is_plain and not self._grows_at(growth_tracker):
-            return {**state, "growth_tracker": growth_tracker}
-        if self._is_plain and capabilities(state["scale"].device).fused:
-            return self._after_plainly(state, verdict)
-        scale, overflow = state["scale"], verdict.overflow
+        if not self._is_rule_of_kernel:
+            return self._by_operators(state, verdict)
+        if verdict.known_finite:
+            growth_tracker = state["growth_tracker"] + 1
+            if not self._grows_at(growth_tracker):
+                return {**state, "growth_tracker": growth_tracker}
+        has_kernel = capabilities(state["scale"].device).fused
+        return self._by_kernel(state, verdict) if has_kernel else self._by_operators(state, verdict)
+
+    def _grows_at(self, growth_tracker: Tensor) -> bool:
+        return growth_tracker.item() == self.growth_interval
+
+    @functools.cached_property
+    def _is_rule_of_kernel(self) -> bool:
+        """True if torch's kernel computes this rule: every overflow backs off, and growth stays within FP32."""
+        # The kernel omits a growth step beyond FP32, where a ceiling would be reached.
+        overflows = self.max_scale is not None and self.max_scale * self.growth_factor > FLOAT32.max
+        return self.hysteresis == 1 and not self.growth_delay and not overflows
+
+    def _by_kernel(self, state: ScalerState, verdict: Verdict) -> ScalerState:
+        """Return the next state by the kernel of `torch.amp.GradScaler`, which takes and changes its tensors."""
+        # Copies: the records of this step still refer to the present scale.
+        scale, growth_tracker = state["scale"].clone(), state["growth_tracker"].clone()
+        # ``skip`` is the overflow flag as the kernel takes it, but 0 where overflows are applied.
+        found_inf = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
+        amp_update_scale_(
+            scale, growth_tracker, found_inf, self.growth_factor, self.backoff_factor, self.growth_interval
+        )
+        scale.clamp_(self.floor, self.ceiling)
+        return {**state, "scale": scale, "growth_tracker": growth_tracker}
+
+    def _by_operators(self, state: ScalerState, verdict: Verdict) -> ScalerState:
+        """Return the next state by operators on tensors, for any rule and device; none is read on the host."""
+        scale, overflow, growth_tracker = state["scale"], verdict.overflow, state["growth_tracker"] + 1
         grows = (growth_tracker == self.growth_interval).logical_and_(~overflow)
         hysteresis_tracker = (state["hysteresis_tracker"] - overflow.int()).clamp_(min=0)
         backs_off = (hysteresis_tracker == 0).logical_and_(overflow)
@@ -103,25 +141,6 @@ class DynamicScaler(RangedScaler):
             if self.hysteresis > 1
             else state["hysteresis_tracker"],
         }
-
-    def _grows_at(self, growth_tracker: Tensor) -> bool:
-        return growth_tracker.item() == self.growth_interval
-
-    @functools.cached_property
-    def _is_plain(self) -> bool:
-        """True if torch's kernel computes this rule: every overflow backs off, and growth stays within FP32."""
-        overflows = self.max_scale is not None and self.max_scale * self.growth_factor > FLOAT32.max
-        return self.hysteresis == 1 and not self.growth_delay and not overflows
-
-    def _after_plainly(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Compute the same state with one kernel, that of `torch.amp.GradScaler`, instead of a dozen."""
-        scale, growth_tracker = state["scale"].clone(), state["growth_tracker"].clone()
-        found_inf = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
-        amp_update_scale_(
-            scale, growth_tracker, found_inf, self.growth_factor, self.backoff_factor, self.growth_interval
-        )
-        scale.clamp_(self.floor, self.ceiling)
-        return {**state, "scale": scale, "growth_tracker": growth_tracker}
 
     def _lower(self, scale: Tensor) -> Tensor:
         exact = in_widest(scale) * self.backoff_factor  # FP64: an FP32 product would round the factor as well

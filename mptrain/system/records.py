@@ -103,6 +103,10 @@ class ExponentCounts:
     counts: CountPerExponent
 
 
+#: Updates that are not zero, those that change nothing, the magnitudes of both, and the distance moved.
+LostUpdates = tuple[NonNegativeInt, NonNegativeInt, NonNegativeFloat, NonNegativeFloat, float]
+
+
 @dataclass(frozen=True, slots=True)
 class HistogramRecord:
     """Exponent histograms of a learner's activations, gradients, weights and updates at one training step.
@@ -118,9 +122,14 @@ class HistogramRecord:
             have changed as FP16 weights without master weights; for half-precision weights without master weights, the
             number of elements with a nonzero gradient, and how many of those did not change. Empty if the update was
             skipped.
+        lost: For each parameter, what rounding did to the updates of weights stored in FP16 or BF16, or would have done
+            to those of FP32 weights if they were BF16: the number of updates that are not zero, and of those that
+            change nothing; the sums of the magnitudes of both; and by how much the weights have moved in the direction
+            of their updates. The last three are 0 where only the optimizer knows its updates. Empty if the update was
+            skipped.
         sampled: Number of elements of a parameter whose updates were looked at, where that is not all: the counts of
-            ``updates`` and ``unchanged`` are then multiplied up to all elements. 0 for a parameter or module of which
-            nothing could be counted.
+            ``updates``, ``unchanged`` and ``lost`` are then multiplied up to all elements. 0 for a parameter or module
+            of which nothing could be counted.
     """
 
     learner: str
@@ -130,6 +139,7 @@ class HistogramRecord:
     tensors: dict[TensorKind, dict[str, ExponentCounts]]
     unchanged: dict[str, tuple[NonNegativeInt, NonNegativeInt]]
     sampled: dict[str, NonNegativeInt] = field(default_factory=dict)
+    lost: dict[str, LostUpdates] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

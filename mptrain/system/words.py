@@ -73,9 +73,14 @@ def share(value: float | None) -> str:
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
-def percent(value: float) -> str:
-    """Format a fraction from 0 to 1 in whole per cent: ``95 %``."""
-    return f"{100 * value:.0f} %"
+def percent(value: float, decimals: int = 0) -> str:
+    """Format a fraction from 0 to 1 in per cent, whole or with as many decimals as are given: ``95 %``, ``94.97 %``."""
+    return f"{100 * value:.{decimals}f} %"
+
+
+def confidence(level: float) -> str:
+    """Format the level of a confidence interval or of a test with its digits: ``95 %``, ``97.5 %``, ``98.3333 %``."""
+    return f"{100 * level:.6g} %"
 
 
 def rate(value: float | None) -> str:

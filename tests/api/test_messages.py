@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from report.folders import make_run
 
 import mptrain
 from mptrain.system.errors import MptrainError
+from tests.report.folders import make_run
 
 
 @pytest.fixture

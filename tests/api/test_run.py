@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from small_runs import TINY, environment, run_in_process
 
 import mptrain
 from mptrain import shelves
 from mptrain.engine.weights_io import read_weights
 from mptrain.run.evaluation import export_run
 from mptrain.system.errors import DataError, UsageError
+from tests.small_runs import TINY, environment, run_in_process
 
 
 @pytest.fixture(scope="module")

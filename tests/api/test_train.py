@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import TINY, run_in_process
 
 import mptrain
 from mptrain.system.errors import ConfigError, DataError, Preempted, UsageError
 from mptrain.system.records import EpochRecord, StepRecord
+from tests.small_runs import TINY, run_in_process
 
 NAMED = (*TINY, "run.name=run", "threads=1", "train.deterministic=true")
 

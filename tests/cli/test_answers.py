@@ -8,13 +8,7 @@ import re
 
 import pytest
 import torch
-from cli.answer_schemas import ANSWERS, SCHEMAS, files, schema_of
-from docs.pages import PAGES
 from jsonschema import Draft202012Validator
-from loops import each
-from report.folders import HOSTILE, make_comparison, make_run, make_sweep, warning
-from report.microscope import make_looked_at, sampled_steps
-from small_runs import TINY, run_in_process
 
 import mptrain
 from mptrain.cli.command import JSON
@@ -22,6 +16,12 @@ from mptrain.cli.commands import COMMANDS
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import write_comparisons
 from mptrain.system import errors
+from tests.cli.answer_schemas import ANSWERS, SCHEMAS, files, schema_of
+from tests.docs.pages import PAGES
+from tests.loops import each
+from tests.report.folders import HOSTILE, make_comparison, make_run, make_sweep, warning
+from tests.report.microscope import make_looked_at, sampled_steps
+from tests.small_runs import TINY, run_in_process
 
 
 def parsed(text, command):

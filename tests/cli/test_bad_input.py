@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from loops import each
 
 from mptrain.parallel.torchrun import TorchrunRank, torchrun_rank
+from tests.loops import each
 
 THERE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

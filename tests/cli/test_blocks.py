@@ -6,13 +6,13 @@ import io
 import sys
 
 import pytest
-from study.comparison.fake_runs import arm
 
 from mptrain.cli.blocks import block_lines
 from mptrain.report.page import Bullets, Fold, Plots, Text, Tiles, facts, section, table
 from mptrain.study.commands.compare import print_comparison
 from mptrain.study.comparison.compare_arms import compare
 from mptrain.study.pages.comparison_blocks import difference_and_interval
+from tests.study.comparison.fake_runs import arm
 
 
 class Tty(io.StringIO):

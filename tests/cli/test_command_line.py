@@ -1,12 +1,12 @@
 """What the parts of a command line become; what is wrong with one stands in messages.txt."""
 
 import pytest
-from docs.pages import PAGES, commands
-from loops import each
 
 from mptrain.cli.command_line import command_first, parse
 from mptrain.cli.commands import COMMANDS
 from mptrain.system.errors import ConfigError
+from tests.docs.pages import PAGES, commands
+from tests.loops import each
 
 
 def parsed(*words):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_runs import run_in_process
+
+from tests.small_runs import run_in_process
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def two_arms(tmp_path):
 def test_it_prints_verdicts_and_writes_a_certificate(two_arms, tmp_path):
     done = run_in_process("compare", "--logs", *two_arms, "--metric", "loss", "--margin", "0.01", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "- fp8 equivalent: difference" in done.stdout
+    assert "- fp8 is equivalent: the difference in loss is" in done.stdout
     folder = next(tmp_path.glob("outputs/comparisons/*/*"))
     assert {one.name for one in folder.iterdir()} == {
         "certificate.html", "certificate.md", "certificate.json", "figures",
@@ -39,9 +40,9 @@ def test_it_prints_verdicts_and_writes_a_certificate(two_arms, tmp_path):
 
 def test_a_target_needs_no_reference(two_arms, tmp_path):
     done = run_in_process("compare", "--logs", *two_arms, "--metric", "loss", "--target", "3.4", cwd=tmp_path)
-    assert done.stdout.count("beats target: mean less target") == 2
+    assert done.stdout.count("beats target: the difference of loss from 3.4 is") == 2
     done = run_in_process("compare", "--logs", *two_arms, "--metric", "loss", "--target", "-1e-3", cwd=tmp_path)
-    assert done.stdout.count("misses target: mean less target") == 2
+    assert done.stdout.count("misses target: the difference of loss from -0.001 is") == 2
 
 
 @pytest.mark.parametrize(

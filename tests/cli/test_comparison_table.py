@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from small_runs import TINY
-from study.comparison.fake_runs import arm
-
 from mptrain.cli.main import main
 from mptrain.study.commands.compare import print_comparison
 from mptrain.study.comparison.compare_arms import compare
+from tests.small_runs import TINY
+from tests.study.comparison.fake_runs import arm
 
 
 def table_of(speeds, capsys):

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from loops import each
-from small_runs import environment
 
 from mptrain.cli.commands import COMMANDS
 from mptrain.cli.completion import SHELLS, answers, escaped, query, script, split
@@ -17,6 +15,8 @@ from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import RECHOSEN
 from mptrain.config.schema import SECTIONS
 from mptrain.runlog import RunState, create_run
+from tests.loops import each
+from tests.small_runs import environment
 
 #: What bash has where nobody changed it.
 BREAKS = " \t\n\"'@><=;|&(:"

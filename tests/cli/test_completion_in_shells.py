@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import environment
 
 from mptrain.runlog import RunState, create_run
+from tests.small_runs import environment
 
 pytestmark = pytest.mark.process
 

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from loops import each
 from rich.console import Console
 
 from mptrain.cli.display import HISTORY, PlainLines, RunProgress
@@ -14,6 +13,7 @@ from mptrain.cli.panel import LivePanel, render, scale_sparkline, sparkline
 from mptrain.cli.train import make_display
 from mptrain.engine.options import LogOptions
 from mptrain.system.records import EpochRecord, EvalRecord, EventRecord, OverflowRecord, ProgressRecord, StepRecord
+from tests.loops import each
 
 
 class Tty(io.StringIO):

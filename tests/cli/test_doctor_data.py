@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loops import each
 from PIL import Image
 
 from mptrain.cli.train import train
-from mptrain.lab import data_check
 from mptrain.lab.commands import doctor_checks as module
+from mptrain.lab.doctor import data_check
+from tests.loops import each
 
 
 def picture(number, size=(12, 10)):

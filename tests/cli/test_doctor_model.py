@@ -10,7 +10,7 @@ from PIL import Image
 
 from mptrain.cli.blocks import block_lines
 from mptrain.lab.commands import doctor_checks as module
-from mptrain.lab.doctor_ranges import GradientErrors, by_module
+from mptrain.lab.step.ranges import GradientErrors, by_module
 from mptrain.numerics.formats import FLOAT16
 
 TINY = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=32", "train.batch_size=8")
@@ -101,7 +101,7 @@ def test_photos_are_read_through_as_well(terminal, tmp_path):
 
 @pytest.mark.parametrize("fault", ["beside_softmax", "clip"])
 def test_no_loss_scale_is_called_right_where_something_worse_is_wrong(terminal, fault):
-    own = ("model._target_=faulty_networks.network", "extensions.allow=[faulty_networks]", "~model.widths")
+    own = ("model._target_=tests.faulty_networks.network", "extensions.allow=[tests.faulty_networks]", "~model.widths")
     assert terminal("doctor", *own, f"+model.fault={fault}", *TINY[1:], "precision=fp16_dynamic") == 4
     assert "so loss scales are not evaluated" in " ".join(terminal.out.split("\n\n")[0].split())
     assert "is usable" not in terminal.out

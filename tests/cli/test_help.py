@@ -1,8 +1,7 @@
-from loops import each
-
 from mptrain.cli import main as main_module
 from mptrain.config.catalogue import SHARED, Catalogue, configs_folder
 from mptrain.config.compose import compose
+from tests.loops import each
 
 
 def test_help_names_every_command_group_option_key_and_exit_code(terminal):

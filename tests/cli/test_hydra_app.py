@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import yaml
-from loops import each
 
 from mptrain.lab.commands.doctor import doctor
+from tests.loops import each
 
 
 def test_the_composed_configuration_is_shown(terminal, tmp_path):

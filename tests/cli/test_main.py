@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from loops import each
-from small_runs import environment
 
 from mptrain.runlog.directory import create_run
 from mptrain.runlog.run_state import RunState
 from mptrain.system import errors
+from tests.loops import each
+from tests.small_runs import environment
 
 
 def test_words_with_an_equals_sign_train(terminal):

@@ -1,7 +1,8 @@
 """Every command line of the catalogue prints what stands there, and ends with the exit code that stands there."""
 
 import pytest
-from cli import message_catalogue
+
+from tests.cli import message_catalogue
 
 PARTS = 4
 

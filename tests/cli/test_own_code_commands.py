@@ -6,9 +6,9 @@ import re
 import sys
 
 import pytest
-from small_runs import TINY
 
 from mptrain.cli.main import main
+from tests.small_runs import TINY
 
 NET = """
 from torch import nn

@@ -12,12 +12,12 @@ import sys
 import pytest
 import torch
 from PIL import Image
-from small_runs import TINY, command, environment, run_in_process
 
 from mptrain.cli import using
 from mptrain.system.errors import StorageError
 from mptrain.system.words import elided
 from mptrain.workloads.images.datasets.digits import digits_path, read_digits
+from tests.small_runs import TINY, command, environment, run_in_process
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import os
 import subprocess
 
 import pytest
-from small_runs import TINY, command, environment
 
 from mptrain.cli import messages
+from tests.small_runs import TINY, command, environment
 
 pytestmark = pytest.mark.process
 

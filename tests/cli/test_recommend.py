@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from histograms_by_hand import counted, look
-from report.folders import make_sweep
-from report.microscope import make_looked_at, sampled_steps
 
 from mptrain.config.compose import compose
+from tests.histograms_by_hand import counted, look
+from tests.report.folders import make_sweep
+from tests.report.microscope import make_looked_at, sampled_steps
 
 
 def test_it_prints_the_scale_the_table_and_where_the_page_is(terminal, tmp_path):

@@ -1,7 +1,7 @@
 import pytest
-from report.folders import make_run
 
 from mptrain.config.compose import compose
+from tests.report.folders import make_run
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@ import threading
 import time
 
 import pytest
-from loops import each
-from report.folders import make_run, make_sweep
 
 from mptrain.runlog import open_run
+from tests.loops import each
+from tests.report.folders import make_run, make_sweep
 
 
 def test_it_prints_where_the_reports_are(terminal, tmp_path):

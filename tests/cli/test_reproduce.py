@@ -10,13 +10,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from small_runs import run_command, run_in_process
-from study.comparison.fake_runs import some_summary, write_run
 
 from mptrain.runlog.sweeps import read_sweep, write_sweep
 from mptrain.study.sweep.points import validate
 from mptrain.study.sweep.runner import refresh_status
 from mptrain.system.records import EvalRecord, EventRecord
+from tests.small_runs import run_command, run_in_process
+from tests.study.comparison.fake_runs import some_summary, write_run
 
 RECIPE = """
 title: Mine

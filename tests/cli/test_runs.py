@@ -9,10 +9,10 @@ import re
 import subprocess
 
 import pytest
-from report.folders import make_run
-from small_runs import command, environment, run_in_process
 
 from mptrain.runlog.directory import hold_lock
+from tests.report.folders import make_run
+from tests.small_runs import command, environment, run_in_process
 
 
 @pytest.fixture

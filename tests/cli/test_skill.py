@@ -7,10 +7,10 @@ import re
 import shlex
 
 import pytest
-from faulty_networks import FAULTS, with_fault
-from small_runs import run_in_process
 
 from mptrain.cli.help import SKILL
+from tests.faulty_networks import FAULTS, with_fault
+from tests.small_runs import run_in_process
 
 TEXT = SKILL.read_text()
 LINES = [line[2:] for line in TEXT.splitlines() if line.startswith("$ ")]
@@ -64,7 +64,7 @@ def test_a_planted_overflow_is_found_fixed_and_judged(follow, tmp_path):
     assert (run["path"], run["status"]) == ("outputs/broken", "failed")
     _, found = follow("mptrain report RUN --json", run["path"], places=("RUN",))
     assert "first.weight" in at(found, ".reports[0].run.learners.main.tensors")
-    run_of_package = (run["path"], "extensions.allow=[faulty_networks]")
+    run_of_package = (run["path"], "extensions.allow=[tests.faulty_networks]")
     _, found = follow("mptrain diagnose RUN --json", run_of_package, places=("RUN",))
     assert (at(found, ".diagnosis.cause"), at(found, ".diagnosis.module")) == ("forward", FAULTS["large_linear"].where)
 

@@ -4,8 +4,9 @@ import json
 import re
 from pathlib import Path
 
-import jobs_that_end as jobs
 import pytest
+
+from tests import jobs_that_end as jobs
 
 SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 

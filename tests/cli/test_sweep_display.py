@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from loops import each
 from rich.console import Console
 
 from mptrain.runlog import RunPaths, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
 from mptrain.study.commands.sweep_display import LiveTable, choose, print_outcome, remaining
 from mptrain.study.sweep.executor import JobProgress
+from tests.loops import each
 
 
 def jobs_with(*statuses):

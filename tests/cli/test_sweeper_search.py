@@ -4,9 +4,10 @@ import json
 import re
 from pathlib import Path
 
-import jobs_that_end as jobs
 import pytest
-from sweeper_that_asks import asking as registered
+
+from tests import jobs_that_end as jobs
+from tests.sweeper_that_asks import asking as registered
 
 WORDS = ("-m", "hydra/sweeper=asking", "dataset.image_size=8", "dataset.train_samples=64", "run.name=mine")
 

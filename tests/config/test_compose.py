@@ -6,12 +6,12 @@ import shutil
 import sys
 
 import pytest
-from loops import each
 
 from mptrain.config import compose as module
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 
 def problems(*words, **options):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import jobs_that_end as jobs
 import pytest
 import torchvision.models._api as torchvision_api
 from torchvision import datasets
@@ -21,6 +20,7 @@ from mptrain.workloads.detection.datasets.voc import load_voc
 from mptrain.workloads.images.datasets import fashion as fashion_module
 from mptrain.workloads.images.datasets.cifar import load_cifar10
 from mptrain.workloads.images.datasets.fashion import load_fashion_mnist
+from tests import jobs_that_end as jobs
 
 
 class Asked(Exception):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.system.errors import ConfigError
+from tests.small_runs import TINY
 
 _BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 HOSTILE = {

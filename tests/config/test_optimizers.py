@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.config.compose import compose, reload
 from mptrain.optimizer.torch_rule import ELEMENTWISE, adapt, timm_optimizer, torch_optimizer
 from mptrain.run.build.parallelism import check_parallelism
 from mptrain.system.errors import ConfigError, EnvironmentRefused
+from tests.loops import each
 
 TORCH, TIMM = "optimizer=torch", "optimizer=timm"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
-from loops import each
-from small_runs import TINY, parts_of, run_in_process
 
 from mptrain.config.catalogue import configs_folder
 from mptrain.config.compose import compose, reload
 from mptrain.config.learner_checks import build_schedule
 from mptrain.schedule.stepped import SteppedSchedule
 from mptrain.system.errors import ConfigError, EnvironmentRefused
+from tests.loops import each
+from tests.small_runs import TINY, parts_of, run_in_process
 
 TORCH = "torch.optim.lr_scheduler"
 

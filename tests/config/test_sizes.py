@@ -11,10 +11,10 @@ import re
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
+from tests.loops import each
 
 SIZE = re.compile(r"# Size: (?P<count>[\d,]+(?: \+ [\d,]+)*) parameters (?P<facts>(?:with|in|for) .+)\.")
 

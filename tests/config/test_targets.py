@@ -1,12 +1,12 @@
 import sys
 
 import pytest
-from loops import each
 
 from mptrain.config.allowed_targets import MOVED, PACKAGES, resolve
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.targets import FACTS, Target, parameters
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 MODULE = """
 from __future__ import annotations

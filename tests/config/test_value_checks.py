@@ -4,12 +4,12 @@ from typing import Annotated, Literal
 
 import pytest
 from annotated_types import Interval, MinLen, MultipleOf
-from loops import each
 from typing_extensions import TypedDict
 
 from mptrain.config.value_checks import UNRESOLVED, InvalidValueError, check_section, check_value, describe, show
 from mptrain.optimizer.parameter_groups import ParameterGroup
 from mptrain.system.fields import AboveOne, BelowOne, BelowOneOrZero, Fraction, PositiveFloat, PositiveInt
+from tests.loops import each
 
 WORDS = [
     (PositiveInt, "a whole number, at least 1"),

@@ -6,7 +6,8 @@ import re
 import shlex
 
 import yaml
-from docs.pages import ROOT
+
+from tests.docs.pages import ROOT
 
 CHECKS = (ROOT / ".ci/run").read_text().splitlines()
 TARGETS = {

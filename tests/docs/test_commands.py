@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from docs.pages import PAGES, commands, write_logs
-from loops import each
 from PIL import Image
-from small_runs import TINY, run_in_process
 
 from mptrain.config import compose as composing
+from tests.docs.pages import PAGES, commands, write_logs
+from tests.loops import each
+from tests.small_runs import TINY, run_in_process
 
 #: Words that make training small.
 SMALL = ("train.max_steps=2", "threads=1")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from docs.pages import write_logs
-from small_runs import run_in_process
+from tests.docs.pages import write_logs
+from tests.small_runs import run_in_process
 
 PAGE = Path(__file__).parents[2] / "docs" / "compare-logs.md"
 

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from docs.pages import PAGES, ROOT
-from small_runs import environment
+
+from tests.docs.pages import PAGES, ROOT
+from tests.small_runs import environment
 
 EXAMPLES = ROOT / "examples"
 NOTEBOOK = json.loads((EXAMPLES / "tour.ipynb").read_text())

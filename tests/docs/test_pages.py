@@ -11,9 +11,6 @@ import sys
 import pytest
 import torch
 import yaml
-from docs.pages import PAGES, ROOT, blocks, commands
-from loops import each
-from small_runs import TINY, run_command, run_in_process
 
 from mptrain import shelves
 from mptrain.config import compose as composing
@@ -23,6 +20,9 @@ from mptrain.study.recipe.catalogue import recipe_points
 from mptrain.study.recipe.recipe import read_recipe
 from mptrain.study.sweep.comparisons import name_arms
 from mptrain.study.sweep.points import expand, validate
+from tests.docs.pages import PAGES, ROOT, blocks, commands
+from tests.loops import each
+from tests.small_runs import TINY, run_command, run_in_process
 
 README = PAGES["README.md"]
 BLOCKS = [block for name in PAGES for block in blocks(name)]

@@ -10,8 +10,9 @@ import subprocess
 import sys
 
 import pytest
-from docs.pages import PAGES, blocks
-from small_runs import environment
+
+from tests.docs.pages import PAGES, blocks
+from tests.small_runs import environment
 
 NAME = "docs/watch-frameworks.md"
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGES[NAME], flags=re.DOTALL))

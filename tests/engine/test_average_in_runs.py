@@ -7,11 +7,11 @@ import weakref
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, loop_of, whole_and_resumed
 from torch import nn
 
 from mptrain.engine.evaluate import evaluate, measuring
 from mptrain.system.records import EvalRecord
+from tests.small_runs import TINY, Kept, continue_loop, loop_of, whole_and_resumed
 
 
 def measured(loop, **choices):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from mptrain.engine.parts import Progress
+from mptrain.engine.progress import Progress
 from mptrain.engine.resources import WARM_UP, Clock, NoMeter, NvmlMeter
 
 

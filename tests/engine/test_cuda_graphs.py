@@ -7,12 +7,12 @@ import warnings
 
 import pytest
 import torch
-from small_runs import TINY, parts_of
 
 from mptrain.engine import step_runner
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.engine.step_runner import WARM_UP, CudaGraphs, GraphsInvalidated, StepRunner
+from tests.small_runs import TINY, parts_of
 
 DEVICE = torch.device("cuda", 0)
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loops import each
-from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of, whole_and_resumed
 
 import mptrain.engine.loop
 from mptrain.engine import validation
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EvalRecord, EventRecord
+from tests.loops import each
+from tests.small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of, whole_and_resumed
 
 #: 6 steps an epoch, 12 epochs.
 WORDS = (*TINY, "precision=fp32", "train.epochs=12", "checkpoint.every_epochs=1")

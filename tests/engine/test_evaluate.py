@@ -9,7 +9,6 @@ import random
 import pytest
 import torch
 from PIL import Image
-from small_runs import TINY, Kept, loop_of
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
@@ -18,6 +17,7 @@ from mptrain.system.errors import NumericsError
 from mptrain.system.process_state import other_random_numbers
 from mptrain.system.records import EvalRecord, EventRecord
 from mptrain.workloads.base.task import Pictures
+from tests.small_runs import TINY, Kept, loop_of
 
 
 def test_what_an_evaluation_draws_is_the_same_each_time_and_moves_no_generator(tmp_path):

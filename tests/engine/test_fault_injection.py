@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from loops import each
 
 from mptrain.engine.loop import Loop
 from mptrain.system.errors import ConfigError, NumericsError
 from mptrain.system.records import EventRecord, OverflowRecord, StepRecord
+from tests.loops import each
 from tests.small_runs import TINY, Kept, loop_of, parts_of, run_in_process
 
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, run_in_process
 from torch import nn
 
 from mptrain.config.compose import compose
@@ -19,6 +18,7 @@ from mptrain.engine.fingerprints import (
 from mptrain.precision.support import unaligned_in_words, unaligned_share
 from mptrain.run.build.parts import build
 from mptrain.workloads.base.batch import Batch
+from tests.small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, run_in_process
 
 
 def origin_of(*words):

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 import torch
-from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.system.records import ScaleRecord
+from tests.small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 RULES = ("als", "logmax", "smooth")
 

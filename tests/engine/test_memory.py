@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import TINY, loop_of, parts_of
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +12,7 @@ from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.resources import saved_bytes
 from mptrain.engine.step import train_step
 from mptrain.system.errors import FirstBatchError
+from tests.small_runs import TINY, loop_of, parts_of
 
 NETWORKS = {
     "convolutions": ("model=cnn", "dataset.train_samples=32", "train.batch_size=8"),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
-from loops import each
-from multiplying_tasks import LOSSES, MIDDLES
-from precision.modes import mode
-from small_runs import loop_of, steps_of
 
 from mptrain.system.errors import EnvironmentRefused
+from tests.loops import each
+from tests.multiplying_tasks import LOSSES, MIDDLES
+from tests.precision.modes import mode
+from tests.small_runs import loop_of, steps_of
 
 #: Modes that differ in the dtypes of weights and products.
 NAMES = ("fp32", "amp_dynamic", "amp_bf16", "fp16_dynamic", "fp16_pure", "bf16", "bf16_pure")
 OWN = (
-    "extensions.allow=[multiplying_tasks]",
-    "model._target_=multiplying_tasks.network",
+    "extensions.allow=[tests.multiplying_tasks]",
+    "model._target_=tests.multiplying_tasks.network",
     "~model.widths",
     "dataset.image_size=8",
     "dataset.train_samples=32",
@@ -25,7 +25,7 @@ OWN = (
     "checkpoint.every_epochs=null",
     "precision.force=true",
 )
-TASK = "task._target_=multiplying_tasks.Multiplies"
+TASK = "task._target_=tests.multiplying_tasks.Multiplies"
 
 
 def trained(root, *words):

@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-from small_runs import TINY, parts_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mptrain.engine.module_trail import LOSS, ModuleTrail
 from mptrain.engine.observer import Observer
 from mptrain.engine.step import accumulate_gradients
-from mptrain.lab.step_replay import observe_step, saved_step_at
+from mptrain.lab.step.repetition import observe_step, saved_step_at
+from tests.small_runs import TINY, parts_of
 
 
 def observed(model, given, loss=lambda output: output.float().sum()):

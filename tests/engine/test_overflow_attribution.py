@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.engine.observer import DESCENDED, SETTLED, OverflowHistory, boundary, nonfinite_parameters
 from mptrain.system.records import MAX_TENSORS
+from tests.loops import each
 
 
 def phases_of(trace, history=None):

@@ -6,7 +6,6 @@ import contextlib
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 from torch import nn
 
 import mptrain.precision.upcast
@@ -16,6 +15,7 @@ from mptrain.precision.census import OperatorCensus
 from mptrain.precision.upcast import ATTENTION, PRODUCTS, SUMS, Products
 from mptrain.system.errors import EnvironmentRefused, FirstBatchError
 from mptrain.system.records import EventRecord
+from tests.small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 
 
 def first_batch(parts):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, steps_of, whole_and_resumed
 from torch import nn
 
 from mptrain.config.compose import compose
@@ -15,6 +14,7 @@ from mptrain.engine.loop import Loop
 from mptrain.run.build.parts import build
 from mptrain.system.errors import CheckpointError, Preempted
 from mptrain.system.records import EpochRecord
+from tests.small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, steps_of, whole_and_resumed
 
 MODES = [
     "fp32", "amp_static", "amp_dynamic", "amp_bf16", "fp16_static", "fp16_dynamic", "fp16_noscale", "fp16_pure", "bf16",

@@ -7,10 +7,10 @@ import time
 
 import pytest
 import torch
-from small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of
 
 from mptrain.engine import validation
 from mptrain.system.errors import StorageError
+from tests.small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of
 
 WORDS = (*TINY, "precision=amp_dynamic", "train.ema_decay=0.9")
 

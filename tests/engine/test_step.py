@@ -5,9 +5,6 @@ import itertools
 
 import pytest
 import torch
-from capability import without
-from loops import each
-from small_runs import TINY, Kept, loop_of, parts_of, steps_of
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -19,6 +16,9 @@ from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Objective
+from tests.capability import without
+from tests.loops import each
+from tests.small_runs import TINY, Kept, loop_of, parts_of, steps_of
 
 
 def batches(parts, count, size=16):

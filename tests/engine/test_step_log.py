@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import Kept
 
 from mptrain.engine.options import LogOptions
 from mptrain.engine.ring import HostValues
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.system.records import StepRecord
+from tests.small_runs import Kept
 
 ROW = HostValues(loss=1.0, loss_scale=8.0, grad_norm=1.0, lr=0.1, next_scale=8.0, skip=0.0, applied_norm=0.0, norms=[])
 

@@ -8,13 +8,13 @@ import random
 import numpy
 import pytest
 import torch
-from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 import mptrain.engine.loop
 from mptrain.engine import step_runner
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_runner import MOST, WARM_UP, StepRunner
 from mptrain.system.records import EventRecord, HistogramRecord
+from tests.small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 GAN = (
     "model=dcgan",

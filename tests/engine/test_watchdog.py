@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
-from small_runs import TINY, Kept, environment, loop_of, steps_of
 
 from mptrain.engine.telemetry import LOOKS, Watchdog
 from mptrain.system.records import EventRecord
+from tests.small_runs import TINY, Kept, environment, loop_of, steps_of
 
 
 def hang_in_a_place_that_is_named(seconds):

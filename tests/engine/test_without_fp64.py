@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from capability import NoFP64, without
-from small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of, whole_and_resumed
+
+from tests.capability import NoFP64, without
+from tests.small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of, whole_and_resumed
 
 #: Files of mptrain whose tensors are in host memory on any device: samples and their order, and what the host has read.
 HOST = ("/mptrain/workloads/", "/mptrain/engine/sample_metrics.py")

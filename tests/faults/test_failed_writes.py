@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import TINY
 
 from mptrain.cli.main import main
+from tests.small_runs import TINY
 
 COMMANDS = {
     "report": ("report", "outputs/a"),

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fuzz.hostile import examples, misfit, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.system.errors import CheckpointError
+from tests.fuzz.hostile import examples, misfit, only_our_errors, spoiled
 
 STEP = 7
 

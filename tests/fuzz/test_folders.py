@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from fuzz.hostile import examples, misfit, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
-from report.folders import make_comparison, make_sweep
 
 from mptrain.report import plotting
 from mptrain.report.html_and_markdown import page_of
 from mptrain.runlog.sweeps import SweepPaths, read_sweep
 from mptrain.study.comparison.results import read_comparisons, write_comparisons
+from tests.fuzz.hostile import examples, misfit, only_our_errors, spoiled
+from tests.report.folders import make_comparison, make_sweep
 
 VERDICT = {
     "schema": 2,

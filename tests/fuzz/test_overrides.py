@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 
 import pytest
-from fuzz.hostile import examples, only_our_errors, spoiled, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.config.compose import Composer, reload
 from mptrain.config.config_diff import config_digest, diff
 from mptrain.config.overrides import leaves
+from tests.fuzz.hostile import examples, only_our_errors, spoiled, texts
 
 GROUPS = ("model", "precision", "optimizer", "schedule", "scaler", "dataset", "task", "logger", "diagnostics")
 

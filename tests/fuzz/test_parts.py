@@ -9,12 +9,12 @@ import time
 
 import pytest
 import torch
-from fuzz.hostile import ODD, examples, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.runlog.checkpoint_data import insert_shards
 from mptrain.system.errors import CheckpointError
+from tests.fuzz.hostile import ODD, examples, only_our_errors, spoiled
 
 WHOLE = {"/weight": torch.arange(9.0).reshape(3, 3), "/bias": torch.ones(2, dtype=torch.float16)}
 STATE = {

@@ -6,14 +6,14 @@ import json
 
 import pytest
 import yaml
-from fuzz.hostile import examples, misfit, only_our_errors, spoiled, texts
-from fuzz.test_overrides import odd_words
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.config.catalogue import configs_folder
 from mptrain.study.recipe.recipe import RELATIONS, read_recipe
 from mptrain.system.errors import ConfigError
+from tests.fuzz.hostile import examples, misfit, only_our_errors, spoiled, texts
+from tests.fuzz.test_overrides import odd_words
 
 RECIPES = sorted(configs_folder().parent.glob("recipes/**/*.yaml"))
 SOUND = {

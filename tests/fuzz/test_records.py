@@ -6,10 +6,8 @@ import json
 import shutil
 
 import pytest
-from fuzz.hostile import examples, misfit, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
-from study.comparison.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
 
 from mptrain.report import plotting
 from mptrain.report.html_and_markdown import page_of, write_report
@@ -18,6 +16,8 @@ from mptrain.runlog import RecordWriter, RunPaths, open_run, read_run
 from mptrain.study.comparison.run_measures import measure
 from mptrain.system.errors import StorageError
 from mptrain.system.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
+from tests.fuzz.hostile import examples, misfit, only_our_errors, spoiled
+from tests.study.comparison.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
 
 FILES = ("run.json", "config.yaml", "overrides.yaml", "steps.jsonl", "events.jsonl", "epochs.csv", "histograms.jsonl", "summary.json", "data.json")  # fmt: skip
 COUNTS = ExponentCounts("float16", 3, 1, 0, 2.5, -14, (1, 2, 3))

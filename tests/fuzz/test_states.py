@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fuzz.hostile import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import TINY
 
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import diagnose_run
+from mptrain.lab.diagnosis.diagnose import diagnose_run
 from mptrain.lab.replay import replay_run
 from mptrain.run.evaluation import evaluate_run, export_run
 from mptrain.run.resume import launch, resume
 from mptrain.runlog.manifest import manifest_name, read_manifest
 from mptrain.system.errors import CheckpointError, MptrainError
+from tests.fuzz.hostile import examples
+from tests.small_runs import TINY
 
 STEP = 4
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import parts_of
 
 from mptrain.numerics import overflow_check
 from tests.faults.attempts import Attempt
 from tests.golden import runs
+from tests.small_runs import parts_of
 
 ROOT = Path(__file__).parents[2]
 ROW = {

@@ -7,12 +7,12 @@ import warnings
 
 import pytest
 import torch
-from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 from torch import nn
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_runner import WARM_UP, StepRunner, capture_on
 from mptrain.system.records import EventRecord
+from tests.small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 import torch
-from small_runs import TINY, command, environment, run_command
 
 import mptrain
 from mptrain.runlog import read_run
 from tests.lab.test_loop_checks import loss_of, small
+from tests.small_runs import TINY, command, environment, run_command
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

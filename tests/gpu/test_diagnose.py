@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planted import ALLOWED, plant
 
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import diagnose_config
+from mptrain.lab.diagnosis.diagnose import diagnose_config
+from tests.planted import ALLOWED, plant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

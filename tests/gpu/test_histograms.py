@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import TINY, Kept, loop_of, parts_of
 
 from mptrain.engine.histograms import HistogramWatch
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.numerics.tensors import count_exponents
 from mptrain.system.records import StepRecord
+from tests.small_runs import TINY, Kept, loop_of, parts_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

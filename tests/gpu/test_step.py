@@ -7,10 +7,10 @@ import dataclasses
 
 import pytest
 import torch
-from small_runs import TINY, loop_of, parts_of, steps_of, whole_and_resumed
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
+from tests.small_runs import TINY, loop_of, parts_of, steps_of, whole_and_resumed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parallel.batch_norms import OPTIONS, SHAPES, layer_of, over_ranks, whole
+
+from tests.parallel.batch_norms import OPTIONS, SHAPES, layer_of, over_ranks, whole
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

@@ -12,7 +12,7 @@ from mptrain.engine.options import LogOptions
 from mptrain.integrations.watch import Watch
 from mptrain.runlog import read_run
 from tests.integrations import test_frameworks
-from tests.integrations.test_watch import BEHIND, FAULTS, STEPS, Network, names, overflows, train
+from tests.integrations.watched_training import BEHIND, FAULTS, STEPS, Network, names, overflows, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="pytest -m gpu, on a GPU")]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from PIL import Image
-from small_runs import Kept, continue_loop, interrupt_after, loop_of, steps_of
 
 from mptrain.system.records import EvalRecord
+from tests.small_runs import Kept, continue_loop, interrupt_after, loop_of, steps_of
 
 pytestmark = pytest.mark.workload
 

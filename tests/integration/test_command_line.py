@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from small_runs import TINY, command, environment, run_command, run_in_process
+
+from tests.small_runs import TINY, command, environment, run_command, run_in_process
 
 ROOT = Path(__file__).resolve().parents[2]
 

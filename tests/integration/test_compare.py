@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from small_runs import TINY, run_in_process
 
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import read_comparisons
+from tests.small_runs import TINY, run_in_process
 
 pytestmark = pytest.mark.process
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from precision_promises import PROMISED
-from small_runs import Kept, loop_of, parts_of, steps_of
 
 from mptrain.engine.rehearsal import rehearse
 from mptrain.system.records import EvalRecord
+from tests.precision_promises import PROMISED
+from tests.small_runs import Kept, loop_of, parts_of, steps_of
 
 pytestmark = pytest.mark.workload
 

@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from examinations import read_examination
-from planted import ALLOWED, SHORT, plant
-from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import diagnose_config, diagnose_run
+from mptrain.lab.diagnosis.diagnose import diagnose_config, diagnose_run
 from mptrain.system.errors import ConfigError
+from tests.examinations import read_examination
+from tests.planted import ALLOWED, SHORT, plant
+from tests.small_runs import TINY
 
 pytestmark = pytest.mark.workload
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from several_ranks import trained_alone, trained_by
-from small_runs import TINY, run_in_process
+
+from tests.several_ranks import trained_alone, trained_by
+from tests.small_runs import TINY, run_in_process
 
 #: No metric of the digits improves by 10, so the second validation without improvement is the third.
 STOPS = ("train.epochs=8", "train.early_stopping={patience:2,min_delta:10}")

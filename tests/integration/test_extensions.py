@@ -12,7 +12,8 @@ import textwrap
 
 import pytest
 import torch
-from small_runs import environment, run_in_process
+
+from tests.small_runs import environment, run_in_process
 
 pytestmark = pytest.mark.process
 

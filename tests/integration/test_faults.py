@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import environment
+
+from tests.small_runs import environment
 
 pytestmark = pytest.mark.process
 

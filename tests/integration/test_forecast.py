@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import Kept, loop_of, parts_of
 
 from mptrain.engine.histograms import HistogramWatch
 from mptrain.engine.step import train_step
 from mptrain.numerics.exponents import merged, zero_share
 from mptrain.numerics.forecast import GradientHistory
 from mptrain.system.records import HistogramRecord
+from tests.small_runs import Kept, loop_of, parts_of
 
 pytestmark = pytest.mark.workload
 

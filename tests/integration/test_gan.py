@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 from PIL import Image
-from small_runs import Kept, loop_of, parts_of, steps_of
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import StepRecord
+from tests.small_runs import Kept, loop_of, parts_of, steps_of
 
 pytestmark = pytest.mark.workload
 

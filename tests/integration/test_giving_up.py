@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from small_runs import TINY, Kept, loop_of
 from torch import nn
 
 from mptrain.cli.main import main
@@ -15,6 +14,7 @@ from mptrain.engine.checkpointing import take_snapshot
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.system.errors import NumericsError
 from mptrain.system.records import StepRecord
+from tests.small_runs import TINY, Kept, loop_of
 
 #: Gradients overflow at this scale, and nothing lowers it.
 HOPELESS = ("precision=fp16_static", "scaler.scale=1073741824", "train.max_consecutive_overflows=3")

@@ -11,7 +11,8 @@ import textwrap
 import time
 
 import pytest
-from small_runs import TINY, command, environment, run_command
+
+from tests.small_runs import TINY, command, environment, run_command
 
 pytestmark = pytest.mark.process
 

@@ -12,7 +12,8 @@ import sys
 import time
 
 import pytest
-from small_runs import command, environment, run_in_process
+
+from tests.small_runs import command, environment, run_in_process
 
 WORKLOADS = {
     "cnn": ("model=cnn", "dataset.train_samples=480"),

@@ -8,12 +8,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from small_runs import TINY, run_in_process
 
 from mptrain.config.compose import compose
 from mptrain.run.evaluation import evaluate_run
 from mptrain.run.resume import launch, resume
 from mptrain.system.errors import CheckpointError, ConfigError, DataError
+from tests.small_runs import TINY, run_in_process
 
 TEXT = (
     "model=char_lstm", "dataset=text", "dataset.path=book.txt", "dataset.sequence_length=8", "train.batch_size=4",

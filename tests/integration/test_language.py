@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import parts_of
 from torch import nn
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
+from tests.small_runs import parts_of
 
 pytestmark = pytest.mark.workload
 

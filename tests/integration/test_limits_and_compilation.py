@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, loop_of, run_in_process, steps_of
 
 from mptrain.config.compose import compose
 from mptrain.run.build.parts import build
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.records import EpochRecord
 from mptrain.workloads.classification.task import Classify
+from tests.small_runs import TINY, Kept, continue_loop, loop_of, run_in_process, steps_of
 
 
 class TestMaxMinutes:

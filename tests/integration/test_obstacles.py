@@ -10,13 +10,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import TINY
 
 import mptrain.engine.step_runner
 from mptrain.cli.main import main
 from mptrain.config.compose import compose, reload
 from mptrain.runlog import checkpoint_data
 from mptrain.runlog.checkpoints import CheckpointStore
+from tests.small_runs import TINY
 
 
 @pytest.fixture(autouse=True)

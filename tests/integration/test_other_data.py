@@ -6,7 +6,8 @@ import json
 import shutil
 
 import pytest
-from small_runs import run_in_process
+
+from tests.small_runs import run_in_process
 
 WORDS = (
     "model=char_lstm", "model.hidden_size=16", "model.embedding_size=8", "dataset=text", "dataset.path=text",

@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from small_runs import run_in_process
 
 from mptrain.config.catalogue import recipes_folder
+from tests.small_runs import run_in_process
 
 pytestmark = pytest.mark.process
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import Kept, loop_of
 
 from mptrain.numerics.forecast import GradientHistory
 from mptrain.system.records import EvalRecord, HistogramRecord, StepRecord
+from tests.small_runs import Kept, loop_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 
-import fake_slurm
 import pytest
-from small_runs import command, environment, run_command
+
+from tests import fake_slurm
+from tests.small_runs import command, environment, run_command
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import command, environment, run_command
+
+from tests.small_runs import command, environment, run_command
 
 pytestmark = pytest.mark.process
 

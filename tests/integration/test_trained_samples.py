@@ -8,9 +8,9 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from small_runs import TINY
 
 from mptrain.cli.main import main
+from tests.small_runs import TINY
 
 WORDS = (
     *("model=mlp", "model.hidden=[8]", "precision=fp32", "device=cpu", "threads=1", "train.epochs=1"),

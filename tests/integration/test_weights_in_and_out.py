@@ -8,13 +8,13 @@ import sys
 
 import pytest
 import torch
-from small_runs import TINY, environment, parts_of
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.run.evaluation import evaluate_run, export_run
 from mptrain.run.resume import launch, resume
 from mptrain.system.errors import CheckpointError
+from tests.small_runs import TINY, environment, parts_of
 
 RESNET = ("model=resnet18", "dataset.train_samples=64", "train.batch_size=16", "train.epochs=1")
 

@@ -12,17 +12,17 @@ from typing import NamedTuple
 import pytest
 import torch
 from PIL import Image
-from precision_promises import PROMISED
-from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.doctor.check import check_scaling
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.system.records import EvalRecord, StepRecord
+from tests.precision_promises import PROMISED
+from tests.small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 
 pytestmark = pytest.mark.workload
 

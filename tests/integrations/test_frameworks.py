@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import environment
 
 from mptrain.numerics.exponents import total
 from mptrain.runlog import read_run
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.study.comparison.run_measures import measure
 from mptrain.system.errors import StorageError
+from tests.small_runs import environment
 
 BEHIND = ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"]
 

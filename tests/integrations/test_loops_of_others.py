@@ -9,7 +9,6 @@ from subprocess import PIPE, STDOUT
 
 import pytest
 import torch
-from small_runs import environment
 
 import mptrain
 from mptrain.integrations.learner import WatchedLearner
@@ -29,6 +28,7 @@ from tests.integrations.loops.judge import (
     mlp,
     update,
 )
+from tests.small_runs import environment
 
 #: Loops that are unlike those of other tests, and take no second.
 QUICK = {

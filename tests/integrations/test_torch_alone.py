@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import environment
+
+from tests.small_runs import environment
 
 PROGRAM = """
 import sys

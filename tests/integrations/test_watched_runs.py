@@ -12,7 +12,7 @@ from mptrain.config.config_diff import flat_settings
 from mptrain.lab.replay import replay_run
 from mptrain.runlog import read_run
 from mptrain.study.comparison.run_measures import measure
-from tests.integrations.test_watch import Network
+from tests.integrations.watched_training import Network
 
 
 def half_loop(folder, seed, dtype, *, rate=0.05):

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import mptrain
-from tests.integrations.test_watch import Network
+from tests.integrations.watched_training import Network
 
 KIND, FSDP, MICRO = sys.argv[2], sys.argv[2] in ("shards", "replicas"), int((*sys.argv, "1")[3])
 

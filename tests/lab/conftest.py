@@ -1,10 +1,10 @@
 from dataclasses import replace
 
-import faulty_networks
 import pytest
 
 from mptrain.config.compose import compose
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.doctor.check import check_scaling
+from tests import faulty_networks
 
 
 @pytest.fixture

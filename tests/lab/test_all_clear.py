@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import faulty_networks
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptrain.config.compose import compose
 from mptrain.lab.commands.doctor_checks import doctor_model, scale_table
-from mptrain.lab.doctor import ScalingReport, verdict
-from mptrain.lab.doctor_findings import findings, with_words
-from mptrain.lab.doctor_ranges import (
+from mptrain.lab.diagnosis.causes import describe_errors
+from mptrain.lab.doctor.check import ScalingReport, verdict
+from mptrain.lab.doctor.findings import findings, with_words
+from mptrain.lab.finding import Finding
+from mptrain.lab.step.accuracy import StepAccuracy
+from mptrain.lab.step.ranges import (
     LOST,
     GradientErrors,
     OutputErrors,
@@ -22,9 +24,8 @@ from mptrain.lab.doctor_ranges import (
     by_module,
     most_explained,
 )
-from mptrain.lab.findings import Finding, describe_errors
-from mptrain.lab.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import FORMATS
+from tests import faulty_networks
 
 SHARES = st.sampled_from([0.0, 1e-4, 5e-3, 2e-2, 6e-2, 0.1, 0.2, 0.3, 0.6, 1.2])
 

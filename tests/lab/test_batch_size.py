@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import TINY, run_in_process
 
 from mptrain.config.compose import compose
 from mptrain.engine.rehearsal import rehearse
 from mptrain.lab.commands import find
 from mptrain.lab.commands.find import largest_batch, largest_that_fits
-from mptrain.lab.doctor import first_batch
+from mptrain.lab.doctor.check import first_batch
 from mptrain.system.errors import ConfigError
+from tests.small_runs import TINY, run_in_process
 
 
 def test_the_search_is_within_3_percent_of_the_largest_and_tries_few_sizes():

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from faulty_networks import WIDTH
 from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.engine.module_trail import ModuleTrail
-from mptrain.lab.diagnosis import diagnose_config
-from mptrain.lab.doctor import check_scaling
-from mptrain.lab.module_tensors import Comparisons, alike
+from mptrain.lab.diagnosis.diagnose import diagnose_config
+from mptrain.lab.doctor.check import check_scaling
+from mptrain.lab.step.module_tensors import Comparisons, alike
+from tests.faulty_networks import WIDTH
 
 
 class Chooses(nn.Module):

@@ -50,7 +50,7 @@ def test_a_harmless_number_does_not_hide_the_operator_at_fault(compute, operator
 
 
 def test_a_harmless_number_in_the_loss_does_not_hide_its_cancellation(examined):
-    report = examined(nn.Identity, "task._target_=faulty_networks.BendingLoss")
+    report = examined(nn.Identity, "task._target_=tests.faulty_networks.BendingLoss")
     assert [(one.kind, one.where) for one in report.findings] == [("output", (LOSS,))]
 
 

@@ -6,10 +6,10 @@ import math
 import re
 
 import pytest
-from small_runs import TINY, run_in_process
 
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import explain_divergence, rises_at
+from mptrain.lab.diagnosis.diagnose import explain_divergence, rises_at
+from tests.small_runs import TINY, run_in_process
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import faulty_networks
 import pytest
-from small_runs import run_in_process
 from torch import nn
 
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import diagnose_config
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.diagnosis.diagnose import diagnose_config
+from mptrain.lab.doctor.check import check_scaling
+from tests import faulty_networks
+from tests.small_runs import run_in_process
 
 SMALL = ("train.batch_size=16", "dataset.train_samples=64")
 
@@ -64,12 +64,14 @@ def test_a_run_in_fp32_is_not_said_to_have_diverged_nor_compared_with_fp32(words
         assert "the last loss on val is nan, although no training step overflowed unexpectedly" in done.stderr
         assert "diverged" not in done.stderr
         assert "precision=fp32" not in done.stderr
-        said = run_in_process("diagnose", str(Path("outputs/r")), "extensions.allow=[faulty_networks]", cwd=tmp_path)
+        said = run_in_process(
+            "diagnose", str(Path("outputs/r")), "extensions.allow=[tests.faulty_networks]", cwd=tmp_path
+        )
         assert "An evaluation of one batch gives loss=nan, although the training step is finite" in said.stdout
 
 
 def test_the_arithmetic_of_the_task_in_evaluation_is_examined_too():
-    words = (*faulty_networks.with_fault("none"), *SMALL, "task._target_=faulty_networks.LogarithmInEvaluation")
+    words = (*faulty_networks.with_fault("none"), *SMALL, "task._target_=tests.faulty_networks.LogarithmInEvaluation")
     (found,) = check_scaling(compose((*words, "precision=bf16")), lambda _: None).findings
     assert (found.kind, found.operator) == ("evaluation", "log")
 

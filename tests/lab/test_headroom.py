@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-from faulty_networks import WIDTH
-from loops import each
 from torch import nn
 
 from mptrain.engine.observer import Operation
-from mptrain.lab.headroom import close_calls, worth_a_look
+from mptrain.lab.doctor.headroom import close_calls, worth_a_look
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 from mptrain.numerics.tensors import count_exponents, read_counts
+from tests.faulty_networks import WIDTH
+from tests.loops import each
 
 
 def operation(name, result, *, given=1.0, dtype=torch.float16, module="part", phase="forward"):
@@ -154,7 +154,7 @@ def test_a_group_of_several_elements_is_sound(examined):
 
 
 def test_later_steps_that_could_not_be_seen_are_a_note(examined, monkeypatch):
-    monkeypatch.setattr("mptrain.lab.doctor.after_some_steps", lambda *given: (0, ()))
+    monkeypatch.setattr("mptrain.lab.doctor.check.after_some_steps", lambda *given: (0, ()))
     report = examined(HandMadeLogProbabilities)
     assert not report.findings
     assert any("was not seen: trained in FP32, the weights are not finite" in note for note in report.notes)

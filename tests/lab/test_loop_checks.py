@@ -10,7 +10,6 @@ import re
 from collections import UserDict, namedtuple
 from pathlib import Path
 
-import faulty_networks
 import numpy as np
 import pytest
 import torch
@@ -20,10 +19,11 @@ from torch.nn.functional import cross_entropy, mse_loss
 import mptrain
 from mptrain.config.compose import compose
 from mptrain.lab import other_loop
-from mptrain.lab.diagnosis import diagnose_config
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.diagnosis.diagnose import diagnose_config
+from mptrain.lab.doctor.check import check_scaling
 from mptrain.run.build.parts import build
 from mptrain.system.errors import ConfigError
+from tests import faulty_networks
 
 Pair = namedtuple("Pair", "images labels")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mptrain.lab.doctor_observation import lost_columns
+from mptrain.lab.step.observation import lost_columns
 from mptrain.workloads.base.batch import Batch
 
 

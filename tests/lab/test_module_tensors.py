@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mptrain.engine.module_trail import LOSS
-from mptrain.lab.module_tensors import (
+from mptrain.lab.step.module_tensors import (
     GradientPath,
     OutputReplacement,
     breaks_proportion,

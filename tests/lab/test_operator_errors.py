@@ -1,15 +1,15 @@
 """A finite fault between two modules is that of the module around them, and its operator is named."""
 
-import faulty_networks
 import pytest
 import torch
-from faulty_networks import WIDTH
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import diagnose_config
+from mptrain.lab.diagnosis.diagnose import diagnose_config
 from mptrain.system.errors import FirstBatchError
+from tests import faulty_networks
+from tests.faulty_networks import WIDTH
 
 
 class Between(nn.Module):

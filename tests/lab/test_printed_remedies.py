@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from faulty_networks import FAULTS, INPUTS, with_fault
-from small_runs import loop_of, run_in_process, steps_of
 
 from mptrain.system.errors import NumericsError
+from tests.faulty_networks import FAULTS, INPUTS, with_fault
+from tests.small_runs import loop_of, run_in_process, steps_of
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=16")
 MORE = ("train.max_steps=100", "checkpoint.every_epochs=null", "optimizer=sgd", "optimizer.lr=0.05")

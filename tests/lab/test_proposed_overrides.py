@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import faulty_networks
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from mptrain.config.compose import compose
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.doctor.check import check_scaling
+from tests import faulty_networks
 
-WHOLE = ("model._target_=faulty_networks.cancelling_whole", "dataset.image_size=8", "~model.widths")
+WHOLE = ("model._target_=tests.faulty_networks.cancelling_whole", "dataset.image_size=8", "~model.widths")
 
 
 def check(*words):
-    more = ("extensions.allow=[faulty_networks]", "train.batch_size=16", "dataset.train_samples=64")
+    more = ("extensions.allow=[tests.faulty_networks]", "train.batch_size=16", "dataset.train_samples=64")
     return check_scaling(compose((*words, *more)), lambda _: None)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mptrain.lab.doctor_observation import SameDraws
+from mptrain.lab.step.observation import SameDraws
 
 
 def drawn(how, dtype):

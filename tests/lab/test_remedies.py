@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from faulty_networks import FAULTS, SOUND, with_fault
-from several_faults import SEVERAL
-from small_runs import loop_of, steps_of
 
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import diagnose_config
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.diagnosis.diagnose import diagnose_config
+from mptrain.lab.doctor.check import check_scaling
+from tests.faulty_networks import FAULTS, SOUND, with_fault
+from tests.several_faults import SEVERAL
+from tests.small_runs import loop_of, steps_of
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=16")
 
@@ -92,7 +92,7 @@ def test_a_mask_that_is_infinite_from_the_beginning_is_no_weight_that_was_lost(p
 
 @pytest.mark.parametrize(("network", "told"), [("none", True), ("divides", False)])
 def test_a_loss_in_half_precision_is_to_be_computed_in_fp32_unless_fp32_fails_too(network, told):
-    words = (*SMALL, *with_fault(network), "task._target_=faulty_networks.OffsetLoss", "precision=amp_dynamic")
+    words = (*SMALL, *with_fault(network), "task._target_=tests.faulty_networks.OffsetLoss", "precision=amp_dynamic")
     found = found_in(*words)
     assert (LOSS_IN_FP32 in [one.text for one in found.remedies if one.helped is None]) is told
     if told:

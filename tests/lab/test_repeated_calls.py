@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from faulty_networks import WIDTH, Changes, clip
 from torch import nn
 from torch.func import functional_call, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
+
+from tests.faulty_networks import WIDTH, Changes, clip
 
 
 class Repeats(nn.Module):

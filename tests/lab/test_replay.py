@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-from small_runs import TINY
 
 from mptrain.config.compose import compose
 from mptrain.lab.replay import replay_run
@@ -13,6 +12,7 @@ from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import ConfigError, DataError, StorageError, UsageError
 from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
+from tests.small_runs import TINY
 
 FP16 = (*TINY, "precision=fp16_dynamic")
 SEEN = ("diagnostics=histograms", "diagnostics.every=1")

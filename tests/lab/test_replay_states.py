@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from scaler.walking import ALL, CPU, preset, with_window
 
 from mptrain.lab import replay
 from mptrain.lab.replay import RuleStates
 from mptrain.numerics.overflow_check import Verdict
+from tests.scaler.walking import ALL, CPU, preset, with_window
 
 
 def judged(overflow, norm, scale, measured):

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from histograms_by_hand import counted
-from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose, reload
-from mptrain.lab.diagnosis import diagnose_config, diagnose_run
-from mptrain.lab.scale_remedies import _highest_finite, higher_scale
+from mptrain.lab.diagnosis.diagnose import diagnose_config, diagnose_run
+from mptrain.lab.diagnosis.scale_remedies import _highest_finite, higher_scale
 from mptrain.run.build.parts import build
 from mptrain.system.errors import ConfigError
+from tests.histograms_by_hand import counted
+from tests.small_runs import TINY
 
 HIGH = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216")
 
@@ -158,9 +158,9 @@ def test_a_constant_scale_from_one_step_is_not_said_to_help(scaler):
 
 @pytest.mark.parametrize("scaler", ["static", "dynamic", "none", "fairseq", "smooth"])
 def test_words_for_one_of_several_learners_move_its_scale_alone(scaler):
-    from mptrain.lab.diagnosis_case import DiagnosisCase
-    from mptrain.lab.scale_remedies import scale_words
-    from mptrain.lab.step_replay import observe_step, saved_step_at
+    from mptrain.lab.diagnosis.case import DiagnosisCase
+    from mptrain.lab.diagnosis.scale_remedies import scale_words
+    from mptrain.lab.step.repetition import observe_step, saved_step_at
 
     gan = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static")
     config = compose((*gan, f"scaler={scaler}"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from faulty_networks import WIDTH
 from torch import nn
 
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import diagnose_config
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.diagnosis.diagnose import diagnose_config
+from mptrain.lab.doctor.check import check_scaling
+from tests.faulty_networks import WIDTH
 
 
 class Scores(nn.Module):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from faulty_networks import WIDTH
-from small_runs import parts_of, run_in_process
 from torch import nn
 
 from mptrain.config.compose import compose
-from mptrain.lab.diagnosis import diagnose_config, diagnose_run
-from mptrain.lab.diagnosis_case import with_fp32_values
-from mptrain.lab.doctor import check_scaling
+from mptrain.lab.diagnosis.case import with_fp32_values
+from mptrain.lab.diagnosis.diagnose import diagnose_config, diagnose_run
+from mptrain.lab.doctor.check import check_scaling
+from tests.faulty_networks import WIDTH
+from tests.small_runs import parts_of, run_in_process
 
 SMALL = ("dataset.train_samples=64", "precision=fp16_dynamic")
 
@@ -61,13 +61,13 @@ def test_diagnose_compares_with_the_fp32_values_and_names_the_tensor(fault, word
 @pytest.mark.parametrize("fault", ["clamped", "rounded"])
 def test_a_run_that_has_trained_is_compared_with_them_too(fault, tmp_path, monkeypatch, words_of):
     make, tensor = FAULTS[fault]
-    monkeypatch.setattr("mptrain.lab.remedies.remedies", lambda case: ())
+    monkeypatch.setattr("mptrain.lab.diagnosis.remedies.remedies", lambda case: ())
     words = (*words_of(make, *SMALL), "train.max_steps=3", "scaler.init_scale=256", "run.name=run")
     assert run_in_process(*words, cwd=tmp_path).returncode == 0
     monkeypatch.chdir(tmp_path)
-    found = diagnose_run("run", ["extensions.allow=[faulty_networks]"]).examination
+    found = diagnose_run("run", ["extensions.allow=[tests.faulty_networks]"]).examination
     assert (found.step, found.cause, found.module, found.operator) == (4, "forward", "odd", tensor)
-    wide = diagnose_run("run", ["extensions.allow=[faulty_networks]", "precision=fp32"]).examination
+    wide = diagnose_run("run", ["extensions.allow=[tests.faulty_networks]", "precision=fp32"]).examination
     assert abs(wide.loss - found.loss) > 1e-4
 
 

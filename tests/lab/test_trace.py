@@ -4,12 +4,12 @@ import math
 import random
 
 import pytest
-from loops import each
 
 from mptrain.lab.trace import Trace
 from mptrain.numerics.forecast import GradientHistory
 from mptrain.numerics.overflow_check import LargestMagnitude, ShareAbove
 from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
+from tests.loops import each
 
 
 def step(number, scale, overflow=False, loss=1.0, norm=1.0):

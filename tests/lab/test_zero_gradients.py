@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from faulty_networks import WIDTH
-from small_runs import parts_of
 from torch import nn
 
 from mptrain.config.compose import compose
-from mptrain.lab.doctor import check_scaling, without_gradient
-from mptrain.lab.doctor_gradients import gradients
+from mptrain.lab.doctor.check import check_scaling, without_gradient
+from mptrain.lab.step.gradients import gradients
+from tests.faulty_networks import WIDTH
+from tests.small_runs import parts_of
 
 
 class LowRank(nn.Module):

@@ -9,13 +9,13 @@ import types
 from dataclasses import dataclass, field
 
 import pytest
-from small_runs import Kept
 
 from mptrain.logger import MLflow, TrackerProcess
 from mptrain.logger import mlflow as module
 from mptrain.logger.base import TrackedRun
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord, StepRecord
+from tests.small_runs import Kept
 
 REAL = importlib.util.find_spec("mlflow") is not None and importlib.util.find_spec("sqlalchemy") is not None
 

@@ -6,24 +6,23 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
-from loops import each
-from small_runs import TINY, Kept, command, environment
 
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.run.resume import launch, resume
 from mptrain.study.sweep.points import expand, validate
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord, StepRecord
+from tests.loops import each
+from tests.small_runs import TINY, Kept, command, environment
 
 HALF = (*TINY, "precision=fp16_dynamic", "seed=3", "log.seconds=0.05")
 
 
 def own(**options):
     words = [f"+logger.{name}={value}" for name, value in options.items()]
-    return ("logger._target_=own_trackers.Own", "extensions.allow=[own_trackers.*]", *words)
+    return ("logger._target_=tests.own_trackers.Own", "extensions.allow=[tests.own_trackers.*]", *words)
 
 
 def trained(root, *words, sink=None):
@@ -140,11 +139,8 @@ def test_data_workers_and_a_tracker_do_not_disturb_each_other(tmp_path):
 @pytest.mark.process
 def test_an_interrupted_run_ends_as_ever_and_so_does_its_tracker(tmp_path):
     words = (*HALF, *own(close_seconds=60.0), "train.epochs=100000", "run.name=run")
-    tests = str(Path(__file__).resolve().parents[1])
-    env = environment()
-    env["PYTHONPATH"] += os.pathsep + tests
     process = subprocess.Popen(
-        command(*words), cwd=tmp_path, env=env, start_new_session=True, stdout=subprocess.DEVNULL
+        command(*words), cwd=tmp_path, env=environment(), start_new_session=True, stdout=subprocess.DEVNULL
     )
     kept = tmp_path / "outputs" / "run" / "own.jsonl"
     end = time.monotonic() + 120
@@ -179,8 +175,8 @@ def test_a_missing_package_is_refused_before_anything_is_written(tmp_path, name)
 
 
 def test_what_is_no_tracker_is_refused(tmp_path):
-    words = ("logger._target_=own_trackers.not_a_logger", "extensions.allow=[own_trackers.*]")
-    with pytest.raises(ConfigError, match=r"own_trackers\.not_a_logger is not a tracker"):
+    words = ("logger._target_=tests.own_trackers.not_a_logger", "extensions.allow=[tests.own_trackers.*]")
+    with pytest.raises(ConfigError, match=r"tests\.own_trackers\.not_a_logger is not a tracker"):
         trained(tmp_path, *words)
     assert list(tmp_path.iterdir()) == []
 

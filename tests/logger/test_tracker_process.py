@@ -9,13 +9,13 @@ import time
 from dataclasses import asdict
 
 import pytest
-from own_trackers import Loud, Own, Short
-from small_runs import Kept
 
 from mptrain.logger import tracker_process
 from mptrain.logger.base import TrackedRun
 from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.system.records import StepRecord
+from tests.own_trackers import Loud, Own, Short
+from tests.small_runs import Kept
 
 
 def step(number):
@@ -186,7 +186,7 @@ def test_the_tracker_ends_in_order_when_training_is_killed(tmp_path):
 import os, signal, sys, time
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from own_trackers import Own
+from tests.own_trackers import Own
 from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.logger.base import TrackedRun
 from mptrain.system.records import EventRecord

@@ -6,11 +6,11 @@ import math
 import types
 
 import pytest
-from small_runs import Kept
 
 from mptrain.logger import TrackerProcess, WandB
 from mptrain.logger.base import TrackedRun
 from mptrain.system.records import EvalRecord, EventRecord, ProgressRecord, StepRecord
+from tests.small_runs import Kept
 
 
 def step(number, overflow=False):

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from histograms_by_hand import counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptrain.numerics.tensors import PLACES, count_exponents, read_counts
+from tests.histograms_by_hand import counted
 
 
 def histogram(tensor):

@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from histograms_by_hand import counted, look
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import each
 
 from mptrain.numerics import exponents
 from mptrain.numerics.exponents import (
@@ -23,6 +21,8 @@ from mptrain.numerics.exponents import (
     ties_below,
     unscaled,
 )
+from tests.histograms_by_hand import counted, look
+from tests.loops import each
 
 SCALES = range(0, 25, 3)
 

@@ -5,14 +5,14 @@ from statistics import NormalDist
 
 import pytest
 import torch
-from histograms_by_hand import counted, look
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import each
 
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, GradientHistory
 from mptrain.numerics.overflow_limits import EXPONENTS
 from mptrain.system.records import StepRecord
+from tests.histograms_by_hand import counted, look
+from tests.loops import each
 
 
 def forecast_of(*records, steps=()):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS
 from mptrain.system.words import is_power_of_two, scale_in_words
+from tests.loops import each
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)

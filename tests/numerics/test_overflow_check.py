@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from capability import CPU, NoFP64, without
-from loops import each
 
 from mptrain.numerics.formats import FLOAT32
 from mptrain.numerics.overflow_check import HostJudge, clip_coefficient, float32_norm, gradient_norms, judge
 from mptrain.system.device import widest
+from tests.capability import CPU, NoFP64, without
+from tests.loops import each
 
 ONE = torch.ones(1)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import TINY, loop_of, parts_of
 
 from mptrain.engine.step import train_step
+from tests.small_runs import TINY, loop_of, parts_of
 
 MODES = ["amp_dynamic", "fp16_dynamic", "fp16_pure"]
 

@@ -8,14 +8,14 @@ from functools import partial
 
 import pytest
 import torch
-from loops import each
-from optimizer.torch_by_hand import SMALL, kept_batches, train_by_hand
-from small_runs import TINY, continue_loop, loop_of, parts_of, run_in_process, steps_of, whole_and_resumed
 from torch import nn
 
 from mptrain.optimizer.parameter_groups import describe_options, freeze, layer_factors
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import BatchNorm
+from tests.loops import each
+from tests.optimizer.torch_by_hand import SMALL, kept_batches, train_by_hand
+from tests.small_runs import TINY, continue_loop, loop_of, parts_of, run_in_process, steps_of, whole_and_resumed
 
 #: The last matrix with its bias, and everything in blocks 3 and 4.
 GROUPS = "optimizer.groups=[{match: [12.weight, 12.bias], lr_factor: 2, weight_decay: 0.3}, {match: '[34].*', lr_factor: 0.1}]"

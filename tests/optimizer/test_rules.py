@@ -4,9 +4,6 @@ import math
 
 import pytest
 import torch
-from capability import without
-from loops import each
-from optimizer.kinds import RULES
 
 from mptrain.config.allowed_targets import PACKAGES
 from mptrain.config.section_checks import check_compatible
@@ -15,6 +12,9 @@ from mptrain.optimizer import SGD, Adagrad
 from mptrain.optimizer.rules import Group, UpdateInputs
 from mptrain.precision.policy import Policy
 from mptrain.system.errors import ConfigError
+from tests.capability import without
+from tests.loops import each
+from tests.optimizer.kinds import RULES
 
 SHAPES = [(), (1,), (7,), (16, 17), (3, 5, 2), (64, 33)]
 

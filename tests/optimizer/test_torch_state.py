@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import TINY, loop_of
 from torch import nn
 
 from mptrain.optimizer.rules import SGD
 from mptrain.optimizer.torch_rule import torch_optim_state
 from mptrain.optimizer.weights import Weights
+from tests.small_runs import TINY, loop_of
 
 TORCH = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),

@@ -6,11 +6,6 @@ import math
 
 import pytest
 import torch
-from capability import CPU, without
-from loops import each
-from optimizer.kinds import KINDS, make, run
-from optimizer.torch_by_hand import SMALL, decaying, kept_batches, train_by_hand
-from small_runs import loop_of, parts_of, steps_of, whole_and_resumed
 
 from mptrain.optimizer import (
     SGD,
@@ -26,6 +21,11 @@ from mptrain.optimizer import (
 from mptrain.optimizer.rules import ParameterOptions
 from mptrain.optimizer.torch_rule import groups_of, prefer_fused
 from mptrain.system.errors import ConfigError
+from tests.capability import CPU, without
+from tests.loops import each
+from tests.optimizer.kinds import KINDS, make, run
+from tests.optimizer.torch_by_hand import SMALL, decaying, kept_batches, train_by_hand
+from tests.small_runs import loop_of, parts_of, steps_of, whole_and_resumed
 
 
 def muon(masters):

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from loops import each
-from optimizer.kinds import KINDS, RULES, SHAPES, make, run, state_of
 from torch import nn
 
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW, Weights, torch_optim_state
 from mptrain.system.errors import CheckpointError, ConfigError
+from tests.loops import each
+from tests.optimizer.kinds import KINDS, RULES, SHAPES, make, run, state_of
 
 ONE = torch.ones(1)
 BAD = [math.inf, -math.inf, math.nan]

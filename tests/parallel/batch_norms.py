@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
-from pretended_ranks import each_rank
 from torch import nn
 
 from mptrain.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
+from tests.pretended_ranks import each_rank
 
 
 class OfSequences(nn.BatchNorm1d):

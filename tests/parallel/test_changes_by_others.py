@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from parallel.warm_commands import run_command
+
+from tests.parallel.warm_commands import run_command
 
 OWN = """
 import torch

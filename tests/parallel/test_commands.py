@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from parallel.test_equal_to_one_rank import LSTM
-from parallel.warm_commands import begin_command, run_command
-from several_ranks import trained_alone
-from small_runs import environment
 
-from mptrain.lab import diagnosis_case
-from mptrain.lab.diagnosis import diagnose_run
-from mptrain.lab.step_replay import observe_step
+from mptrain.lab.diagnosis import case
+from mptrain.lab.diagnosis.diagnose import diagnose_run
+from mptrain.lab.step.repetition import observe_step
 from tests.faults.attempts import children_of
 from tests.faults.references import result_of
+from tests.parallel.test_equal_to_one_rank import LSTM
+from tests.parallel.warm_commands import begin_command, run_command
+from tests.several_ranks import trained_alone
+from tests.small_runs import environment
 
 pytestmark = pytest.mark.distributed
 
@@ -365,7 +365,7 @@ def test_remedies_of_several_ranks_are_tried_in_micro_batches(tmp_path, monkeypa
         tried.append(parts.plan.accumulate)
         return observe_step(parts, *rest)
 
-    monkeypatch.setattr(diagnosis_case, "observe_step", observe)
+    monkeypatch.setattr(case, "observe_step", observe)
     found = diagnose_run("last").examination
     assert "the loss equals the recorded loss" in found.remarks
     assert found.remedies[0].helped

@@ -3,7 +3,8 @@ from __future__ import annotations
 import random
 
 import torch
-from pretended_ranks import Pretended
+
+from tests.pretended_ranks import Pretended
 
 
 def drawn(seed, step, rank):

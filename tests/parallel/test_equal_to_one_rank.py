@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from several_ranks import trained_alone, trained_by
+
+from tests.several_ranks import trained_alone, trained_by
 
 BASE = [
     "model=mlp",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from several_ranks import trained_by
+
+from tests.several_ranks import trained_by
 
 pytestmark = pytest.mark.distributed
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import environment
 
 from mptrain.parallel import launch
+from tests.small_runs import environment
 
 
 def test_forked_ranks_meet_where_no_other_machine_can():

@@ -14,8 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pretended_ranks import Pretended, each_rank
-from small_runs import TINY, environment, parts_of
 
 from mptrain.engine.batch_sync import DistributedBatchSync
 from mptrain.engine.fingerprints import digest_of_samples, sample_digests
@@ -32,6 +30,8 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.loader import Loader, fetch_part
 from mptrain.workloads.images.datasets.digits import load_digits
+from tests.pretended_ranks import Pretended, each_rank
+from tests.small_runs import TINY, environment, parts_of
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from parallel.warm_commands import run_command
-from small_runs import environment
 
 from tests.faults.attempts import computed
 from tests.faults.references import state_of
+from tests.parallel.warm_commands import run_command
+from tests.small_runs import environment
 
 pytestmark = pytest.mark.distributed
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loops import each
-from parallel.batch_norms import OPTIONS, PARTS, SHAPES, layer_of, over_ranks, whole
 from torch import nn
 
 from mptrain.parallel import sync_batchnorm
 from mptrain.parallel.sync_batchnorm import CpuBatchNormOps, convert_sync_batchnorm
 from mptrain.system.errors import ConfigError
+from tests.loops import each
+from tests.parallel.batch_norms import OPTIONS, PARTS, SHAPES, layer_of, over_ranks, whole
 
 
 @each("kind", SHAPES)

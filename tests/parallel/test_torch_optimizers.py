@@ -6,9 +6,10 @@ import json
 import shutil
 
 import pytest
-from parallel.test_equal_to_one_rank import BASE, require_same
-from several_ranks import trained_alone, trained_by
-from small_runs import run_command
+
+from tests.parallel.test_equal_to_one_rank import BASE, require_same
+from tests.several_ranks import trained_alone, trained_by
+from tests.small_runs import run_command
 
 TORCH = {name: ["optimizer=torch", f"optimizer.name={name}"] for name in ("RAdam", "NAdam", "Adadelta", "Muon")}
 TIMM = {name: ["optimizer=timm", f"optimizer.name={name}"] for name in ("lion", "lamb")}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from parallel.warm_commands import run_command
-from small_runs import environment
+
+from tests.parallel.warm_commands import run_command
+from tests.small_runs import environment
 
 pytestmark = pytest.mark.distributed
 

@@ -18,7 +18,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from small_runs import environment
+from tests.small_runs import environment
 
 
 @dataclass
@@ -41,16 +41,17 @@ def begin_command(*words: str, cwd: Path, **extra: str) -> Begun:
 
 
 def run_command(*words: str, cwd: Path, timeout: float = 240, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Do what `small_runs.run_command` does."""
+    """Do what `tests.small_runs.run_command` does."""
     return begin_command(*words, cwd=cwd, **extra).finish(timeout)
 
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    root = Path(__file__).resolve().parents[2]
-    variables = environment(PYTHONPATH=f"{root}:{root / 'tests'}", TORCH_CPP_LOG_LEVEL="ERROR")
+    variables = environment(TORCH_CPP_LOG_LEVEL="ERROR")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    started = subprocess.Popen([sys.executable, __file__], env=variables, text=True, **pipes)
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tests.parallel.warm_commands"], env=variables, text=True, **pipes
+    )
     atexit.register(started.communicate)
     return started
 

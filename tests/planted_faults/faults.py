@@ -201,9 +201,9 @@ FAULTS = (
     # Looking at steps.
     Fault(71, "engine/observer.py", "a scale settles one clean step late",
           "self.clean >= SETTLED", "self.clean > SETTLED"),
-    Fault(72, "lab/doctor_observation.py", "subnormal constants are reported as lost",
+    Fault(72, "lab/step/observation.py", "subnormal constants are reported as lost",
           "0 < abs(value) < form.smallest_subnormal", "0 < abs(value) < form.smallest_normal"),
-    Fault(73, "lab/step_accuracy.py", "an output that is NaN in half precision counts as right",
+    Fault(73, "lab/step/accuracy.py", "an output that is NaN in half precision counts as right",
           "if not errors.half <= self.allowed(boundary):", "if errors.half > self.allowed(boundary):"),
     # Runs as wholes.
     Fault(74, "study/sweep/local_executor.py", "a job whose process died counts as done",
@@ -211,7 +211,7 @@ FAULTS = (
           'JobOutcome("done", code, describe_exit_code(code))'),
     Fault(75, "study/sweep/points.py", "points of a sweep over several keys are lost",
           "enumerate(itertools.product(*axes))", "enumerate(zip(*axes, strict=False))"),
-    Fault(76, "lab/remedies.py", "a remedy is accepted although values disagree with FP32",
+    Fault(76, "lab/diagnosis/remedies.py", "a remedy is accepted although values disagree with FP32",
           "if offender is None:", "if under.seen.finite:"),
     Fault(77, "run/attempt.py", "a failed run that is resumed is given up at its first overflow",
           'forgive=before is not None and before.status == "failed"', "forgive=False"),
@@ -282,7 +282,7 @@ FAULTS = (
     Fault(105, "runlog/run_reader.py", "the gradient norm of shards is that of one rank", "math.hypot(*(record.grad_norm for record in same))",
           "same[0].grad_norm"),
     Fault(106, "integrations/updates.py", "weights that a rate of 0 leaves as they are count as updates that round away",
-          "if not moves:", "if False:"),
+          "before.moving if moves else torch.zeros_like(before.moving)", "before.moving"),
     # Using what was trained.
     Fault(107, "system/process_state.py", "a run from Python leaves other random numbers behind",
           "os.chdir(folder)\n        set_random_state(states, device)", "os.chdir(folder)", ("api/test_train.py",)),

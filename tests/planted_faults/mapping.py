@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Tests of whole runs, or of other packages, that look at the modules of a package: files without their ending, and folders.
 BESIDES = {
     "engine": "integration/test_workloads integration/test_giving_up integration/test_classification integration/test_killed "
-    "lab/test_diagnosis integration/test_diagnose",
+    "lab/test_diagnose integration/test_diagnose",
     "precision": "engine/test_rehearsal engine/test_step integration/test_workloads",
     "scaler": "engine/test_step engine/test_resume integration/test_giving_up",
     "optimizer": "engine/test_step engine/test_step_runner engine/test_resume integration/test_workloads",

@@ -6,9 +6,6 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import each
-from precision.modes import NAMES, Named, images, mode
-from small_runs import TINY, parts_of
 from torch import nn
 
 from mptrain.engine.step import train_step
@@ -18,6 +15,9 @@ from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import products
 from mptrain.system.errors import ConfigError
+from tests.loops import each
+from tests.precision.modes import NAMES, Named, images, mode
+from tests.small_runs import TINY, parts_of
 
 CPU = torch.device("cpu")
 

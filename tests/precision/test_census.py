@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from precision.modes import mode
 from torch import nn
 
 from mptrain.precision.apply import autocast
 from mptrain.precision.census import Cast, Operator, OperatorCensus, _Nested
 from mptrain.precision.upcast import PRODUCTS, SUMS, Products
+from tests.precision.modes import mode
 
 CPU = torch.device("cpu")
 

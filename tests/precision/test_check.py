@@ -6,8 +6,6 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import each
-from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
 from mptrain.engine.module_trail import ModuleTrail
@@ -17,6 +15,8 @@ from mptrain.precision.upcast import products
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.language.models.lstm import lstm_language_model
 from mptrain.workloads.language.models.transformer import transformer_language_model
+from tests.loops import each
+from tests.precision.modes import NAMES, Named, images, mode
 
 CPU = torch.device("cpu")
 

@@ -13,13 +13,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from precision.modes import mode
 from torch import nn
 
 from mptrain.numerics.formats import FLOAT16
 from mptrain.optimizer import SGD, Weights
 from mptrain.precision.apply import autocast, cast_model, input_dtype
 from mptrain.precision.upcast import products
+from tests.precision.modes import mode
 
 CPU = torch.device("cpu")
 SCALES = [2.0**exponent for exponent in range(25)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loops import each
-from precision.modes import mode
 from torch import nn
 
 from mptrain.precision.apply import cast_model, input_dtype
 from mptrain.system.errors import ConfigError
+from tests.loops import each
+from tests.precision.modes import mode
 
 
 class Net(nn.Module):

@@ -3,13 +3,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from loops import each
-from precision.modes import NAMES, mode
-from small_runs import TINY, run_in_process
 
 from mptrain.config.catalogue import configs_folder
 from mptrain.precision.policy import Policy
 from mptrain.system.errors import ConfigError
+from tests.loops import each
+from tests.precision.modes import NAMES, mode
+from tests.small_runs import TINY, run_in_process
 
 
 def test_every_row_of_the_table_of_modes_is_shipped():
@@ -26,6 +26,8 @@ def test_every_row_of_the_table_of_modes_is_shipped():
         "fp16_pure": ("float16", "float16", False, False),
         "bf16": ("bfloat16", "bfloat16", False, True),
         "bf16_pure": ("bfloat16", "bfloat16", False, False),
+        "bf16_stochastic": ("bfloat16", "bfloat16", False, False),
+        "bf16_kahan": ("bfloat16", "bfloat16", False, False),
     }
     missing, gone = sorted(set(NAMES) - set(table)), sorted(set(table) - set(NAMES))
     assert not missing, f"add a row to the table in this test of tests/precision/test_policy.py for {missing}"
@@ -40,6 +42,23 @@ def test_every_row_of_the_table_of_modes_is_shipped():
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
+        (
+            {"parameters": "float16", "compute": "float16", "rounding": "stochastic"},
+            "rounding=stochastic with precision.parameters=float16",
+        ),
+        (
+            {"parameters": "bfloat16", "compute": "bfloat16", "rounding": "compensated", "master_weights": True},
+            "rounding=compensated with master weights",
+        ),
+        (
+            {
+                "parameters": "bfloat16",
+                "compute": "bfloat16",
+                "rounding": "stochastic",
+                "optimizer_state": "parameters",
+            },
+            "an optimizer whose state is BF16 rounds its updates itself",
+        ),
         (
             {"parameters": "float16", "compute": "float16", "autocast": True},
             "autocast=true with precision.parameters=float16",
@@ -79,6 +98,10 @@ WORDS = {
     "loss float32, kept in float32: norms, LocalResponseNorm",
     "bf16_pure": "parameters bfloat16, compute bfloat16, gradients bfloat16, master weights none, reductions bfloat16, "
     "loss float32",
+    "bf16_stochastic": "parameters bfloat16, compute bfloat16, gradients bfloat16, master weights none (stochastic "
+    "rounding), reductions bfloat16, loss float32",
+    "bf16_kahan": "parameters bfloat16, compute bfloat16, gradients bfloat16, master weights none (Kahan compensation, "
+    "int16), reductions bfloat16, loss float32",
 }
 
 

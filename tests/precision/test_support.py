@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loops import each
-from precision.modes import NAMES, mode
 
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
 from mptrain.system.errors import EnvironmentRefused
+from tests.loops import each
+from tests.precision.modes import NAMES, mode
 
 CPU = torch.device("cpu")
 FP16 = {"amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"}

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import each
-from precision.modes import NAMES, images, mode
 from torch import nn
 
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.upcast import ATTENTION, NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Upcast, products, uses_upcast
+from tests.loops import each
+from tests.precision.modes import NAMES, images, mode
 
 CPU = torch.device("cpu")
 HALF = [torch.float16, torch.bfloat16]

@@ -1,10 +1,10 @@
 """Run directories with histograms, written without training."""
 
 import torch
-from histograms_by_hand import counted, look
-from report.folders import make_run
 
 from mptrain.runlog import RecordWriter, RunPaths
+from tests.histograms_by_hand import counted, look
+from tests.report.folders import make_run
 
 
 def gradients(low, high, seed, scale=1.0, dtype="float32"):

@@ -4,13 +4,13 @@ from dataclasses import replace
 from html import escape
 
 import pytest
-from report.folders import interval, make_comparison, make_sweep
 
 from mptrain.report.html_and_markdown import html, markdown_page, page_of
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import Objection, write_comparisons
 from mptrain.study.pages.comparison_blocks import objections_list
 from mptrain.system.errors import StorageError
+from tests.report.folders import interval, make_comparison, make_sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

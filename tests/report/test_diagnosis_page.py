@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from report.policy import without_script
-
 from mptrain.lab.pages.diagnosis_page import diagnosis_page, write_diagnosis
 from mptrain.report.html_and_markdown import html
 from mptrain.report.run_blocks import operator_blocks, summary
 from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy, ValueRange
+from tests.report.policy import without_script
 
 NEAR = ModuleRow(
     "body.0", "Conv2d", 2, "float16", ValueRange(60000.0, 0.6, 0.0, 0, 0), ValueRange(1.0, 0.0, 0.5, 0, 0), ""

@@ -2,9 +2,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from histograms_by_hand import look
-from report.folders import make_run, make_sweep
-from report.microscope import make_looked_at, sampled_steps
 
 from mptrain.config.compose import compose, reload
 from mptrain.lab.commands.diagnose import write_forecast
@@ -14,6 +11,9 @@ from mptrain.report.plotting import Drawing
 from mptrain.runlog import RunDirectory, RunPaths
 from mptrain.study.pages.sweep_points import read_measured
 from mptrain.system.errors import StorageError
+from tests.histograms_by_hand import look
+from tests.report.folders import make_run, make_sweep
+from tests.report.microscope import make_looked_at, sampled_steps
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

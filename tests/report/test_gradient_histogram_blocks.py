@@ -1,15 +1,15 @@
 import math
 
 import pytest
-from histograms_by_hand import counted, look
-from report.folders import make_run
-from report.microscope import make_looked_at, sampled_steps
-from report.policy import without_script
 
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Fold, Table, Text
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths
+from tests.histograms_by_hand import counted, look
+from tests.report.folders import make_run
+from tests.report.microscope import make_looked_at, sampled_steps
+from tests.report.policy import without_script
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -6,13 +6,13 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from report.folders import HOSTILE
-from report.policy import without_script
 
 from mptrain.report.html_and_markdown import MOST_LETTERS, UPLOT, fenced, markdown, markdown_page
 from mptrain.report.html_and_markdown import html as page_html
 from mptrain.report.page import Cell, Chart, Page, Plot, Series, plots, section
 from mptrain.system.words import elided, plain
+from tests.report.folders import HOSTILE
+from tests.report.policy import without_script
 
 READER = MarkdownIt("gfm-like", {"linkify": False}).enable("table")
 

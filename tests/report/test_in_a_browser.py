@@ -6,11 +6,6 @@ import struct
 import time
 
 import pytest
-from loops import each
-from report.browser import CHROMIUM, opened
-from report.folders import HOSTILE, make_comparison, make_run, make_sweep
-from report.microscope import make_looked_at
-from report.test_write_report import hostile_run
 
 from mptrain.report.html_and_markdown import write_page, write_report
 from mptrain.report.page import Cell, Page, section, table
@@ -18,6 +13,11 @@ from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import write_comparisons
 from mptrain.study.pages.sweep_page import runs_page
 from mptrain.system.words import MINUS, UNKNOWN
+from tests.loops import each
+from tests.report.browser import CHROMIUM, opened
+from tests.report.folders import HOSTILE, make_comparison, make_run, make_sweep
+from tests.report.microscope import make_looked_at
+from tests.report.test_write_report import hostile_run
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
 

@@ -4,11 +4,11 @@ import xml.etree.ElementTree as ET
 
 import matplotlib as mpl
 import pytest
-from loops import each
-from report.folders import HOSTILE
 
 from mptrain.report.plotting import dashed_series, drawing, inlined, ordered_series, series, thousands, tick, ticks_at
 from mptrain.system.words import elided, plain
+from tests.loops import each
+from tests.report.folders import HOSTILE
 
 
 def sample(name="sample", text="a name"):

@@ -6,13 +6,13 @@ import math
 import shlex
 
 import pytest
-from small_runs import TINY, run_in_process
 
 from mptrain.lab.pages.rate_range import range_test_page, read_range_test
 from mptrain.report.html_and_markdown import html
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import DataError
 from mptrain.system.records import StepRecord
+from tests.small_runs import TINY, run_in_process
 
 
 def steps(loss_at, count=200, low=1e-5, high=10.0):

@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from loops import each
-from report.folders import HOSTILE
-from report.policy import without_script
 
 from mptrain.lab.commands.diagnose import write_replay
 from mptrain.lab.pages.loss_scale_pages import Replay, ReplayedLearner, ScaleTrajectory, file_name, replay_page
 from mptrain.system.errors import StorageError
+from tests.loops import each
+from tests.report.folders import HOSTILE
+from tests.report.policy import without_script
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -1,12 +1,12 @@
 import math
 
 import pytest
-from report.folders import make_run, warning
 
 from mptrain.report.run_history import MOST_MARKS, MOST_ROWS, LearnerHistory, read_history
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths, read_run
 from mptrain.system.records import EventRecord, StepRecord
+from tests.report.folders import make_run, warning
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -7,13 +7,13 @@ import re
 from urllib.parse import unquote
 
 import pytest
-from report.folders import HOSTILE, make_run
 
 from mptrain.config.config_diff import flat
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.run_list import filtered, find_runs, ordered, runs_page, runs_table, sort_notes
 from mptrain.runlog.run_state import read_summary, write_summary
 from mptrain.system.errors import StorageError, UsageError
+from tests.report.folders import HOSTILE, make_run
 
 CONFIG = """seed: {seed}
 optimizer:

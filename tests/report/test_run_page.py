@@ -2,13 +2,13 @@ import json
 import math
 
 import pytest
-from report.folders import make_run
 
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Picture, Table
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths, open_run
 from mptrain.system.records import EventRecord
+from tests.report.folders import make_run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -1,14 +1,14 @@
 from dataclasses import replace
 
 import pytest
-from report.folders import HOSTILE, make_run
-from report.policy import without_script
 
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Table
 from mptrain.runlog.run_reader import read_run
 from mptrain.study.pages.sweep_page import labels, runs_page
 from mptrain.system.errors import StorageError
+from tests.report.folders import HOSTILE, make_run
+from tests.report.policy import without_script
 
 
 def runs_with(tmp_path, *overrides):

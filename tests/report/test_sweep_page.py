@@ -1,5 +1,4 @@
 import pytest
-from report.folders import make_sweep
 
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Text, facts
@@ -7,6 +6,7 @@ from mptrain.report.run_blocks import open_or_reason
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.study.pages.sweep_page import sweep_page
 from mptrain.study.pages.sweep_points import kinds, numeric_axis, read_points
+from tests.report.folders import make_sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 
 import pytest
 from markdown_it import MarkdownIt
-from report.folders import CONFIG, HOSTILE, make_comparison, make_run, make_sweep, warning
-from report.policy import without_script
-from small_runs import environment
 
 from mptrain.report.html_and_markdown import write_report
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.study.comparison.results import write_comparisons
 from mptrain.system.errors import StorageError
 from mptrain.system.records import EventRecord
+from tests.report.folders import CONFIG, HOSTILE, make_comparison, make_run, make_sweep, warning
+from tests.report.policy import without_script
+from tests.small_runs import environment
 
 
 def hostile_run(path, **more):

@@ -8,12 +8,12 @@ import re
 import pytest
 import torch
 from PIL import Image
-from small_runs import TINY, run_in_process
 
 from mptrain.report.run_page import by_class_page, class_table
 from mptrain.run.evaluation import evaluate_run
 from mptrain.system.errors import UsageError
 from mptrain.system.words import UNKNOWN
+from tests.small_runs import TINY, run_in_process
 
 
 def trained(folder, *words):
@@ -99,5 +99,5 @@ def test_figures_of_classes_are_those_of_their_definitions():
     ]
     names = ["<script>", "b" * 60]
     page = by_class_page("run", "test", names, [[0, 2], [0, 3]], 1, [("x", names[0], names[1], 0.9, "")], b"")
-    assert page.lead == "3 of 6 samples of test are right (50.00%)."
+    assert page.lead == "3 of 6 samples of test are right (50.00 %)."
     assert len(page.plots()) == 1

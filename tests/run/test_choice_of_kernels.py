@@ -7,11 +7,11 @@ import os
 
 import pytest
 import torch
-from small_runs import TINY, loop_of, run_in_process, steps_of
 from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.system.errors import ConfigError
+from tests.small_runs import TINY, loop_of, run_in_process, steps_of
 
 WORDS = ("model=mlp", "model.hidden=[16]", "dataset.train_samples=64", "train.epochs=1", "run.name=run")
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import TINY, environment, parts_of, run_in_process
 from torch import nn
 from torch.nn.utils import prune
 
@@ -26,6 +25,7 @@ from mptrain.run.evaluation import export_run
 from mptrain.run.network_export import export_network
 from mptrain.run.resume import launch
 from mptrain.system.errors import ConfigError, NumericsError, StorageError
+from tests.small_runs import TINY, environment, parts_of, run_in_process
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.long

@@ -10,7 +10,6 @@ import wave
 import pytest
 import torch
 from PIL import Image
-from small_runs import run_command, run_in_process
 
 from mptrain.config.compose import reload
 from mptrain.engine.checkpointing import load_weights
@@ -21,6 +20,7 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
 from mptrain.system.errors import DataError, UsageError
 from mptrain.workloads.language.task import continued
+from tests.small_runs import run_command, run_in_process
 
 SHORT = ("train.epochs=1", "train.batch_size=8", "run.name=run", "threads=1", "device=cpu")
 

@@ -7,14 +7,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from parallel.warm_commands import begin_command
-from pretended_ranks import each_rank
-from small_runs import environment
 
 from mptrain.config.compose import compose
 from mptrain.run import consistency
 from mptrain.run.consistency import require_same_ranks
 from mptrain.system.errors import ConfigError, user_packages
+from tests.parallel.warm_commands import begin_command
+from tests.pretended_ranks import each_rank
+from tests.small_runs import environment
 
 WORDS = ("model=mlp", "dataset.train_samples=24", "dataset.val_samples=8", "train.batch_size=8", "train.epochs=1")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
@@ -16,6 +15,7 @@ from mptrain.engine.interrupt import EndRequested
 from mptrain.engine.loop import Loop
 from mptrain.run import resume
 from mptrain.run.build.parts import build, build_model
+from tests.small_runs import TINY
 
 WORDS = ("model=mlp", "model.hidden=[16]", "dataset.train_samples=64", "train.epochs=2", "run.name=run")
 

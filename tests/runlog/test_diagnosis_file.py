@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from examinations import read_examination
 
 from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy, ValueRange, file_stem, write_examination
+from tests.examinations import read_examination
 
 ROW = ModuleRow("body.0", "Conv2d", 2, "float16", ValueRange(3.0, 0.1, 0.2, 4, 0), None, "forward")
 FOUND = Examination(

@@ -6,11 +6,11 @@ import json
 import math
 
 import pytest
-from histograms_by_hand import look
 
 from mptrain.runlog import RecordWriter, RunDirectory, RunState, truncate_records
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import StorageError
+from tests.histograms_by_hand import look
 
 
 def sampled_steps(count):

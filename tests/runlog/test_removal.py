@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from report.folders import make_run
 
 from mptrain.cli.runs import remove_leftovers, remove_run, size_of
 from mptrain.runlog.directory import hold_lock
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import StorageError
+from tests.report.folders import make_run
 
 
 def names(folder):

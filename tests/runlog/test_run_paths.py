@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from loops import each
 
 from mptrain.runlog.run_paths import check_run_name, fresh_name
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 UNSAFE = (
     *("", "/", "/etc/run", "..", "../x", "a/..", "a/../../x", ".", "a/./b", "a//b", "a/", ".hidden", "a/.hidden", "-rf", "a/-m"),

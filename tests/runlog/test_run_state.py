@@ -8,11 +8,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from loops import each
 
 from mptrain.runlog import RunState
 from mptrain.runlog.run_state import read_state
 from mptrain.system.errors import StorageError
+from tests.loops import each
 
 FRESH = RunState(
     id="2026-01-02/x",

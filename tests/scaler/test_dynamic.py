@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.scaler import DynamicScaler
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 CPU = torch.device("cpu")
 FLT_MAX = torch.finfo(torch.float32).max

@@ -6,11 +6,11 @@ import functools
 import itertools
 
 import torch
-from loops import each
-from scaler.arena import attempts, distance, train_as_the_engine_does, train_as_torch_does
 
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW
 from mptrain.scaler import DynamicScaler
+from tests.loops import each
+from tests.scaler.arena import attempts, distance, train_as_the_engine_does, train_as_torch_does
 
 PERIOD = 7
 CONSTANTS = {"init_scale": 2.0**12, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": PERIOD}

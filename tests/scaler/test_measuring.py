@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import each
-from scaler.walking import CPU, preset, verdict_of
 
 from mptrain.numerics.overflow_check import LargestMagnitude, ShareAbove, judge
+from tests.loops import each
+from tests.scaler.walking import CPU, preset, verdict_of
 
 
 def walk_measured(scaler, steps) -> list[float]:

@@ -7,8 +7,6 @@ import itertools
 
 import pytest
 import torch
-from loops import each
-from scaler.walking import ALL, ALL_STARTS, CPU, VERDICTS, preset, steps, walk, with_window
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mptrain.config.catalogue import Catalogue, configs_folder
@@ -16,6 +14,8 @@ from mptrain.config.compose import compose
 from mptrain.engine.observer import OverflowHistory
 from mptrain.numerics.overflow_check import judge
 from mptrain.system.errors import ConfigError
+from tests.loops import each
+from tests.scaler.walking import ALL, ALL_STARTS, CPU, VERDICTS, preset, steps, walk, with_window
 
 COURSE = steps("..x...xx.x....xxx...x..........xx..")
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import each
-from scaler.frameworks import deepspeed, fairseq
-from scaler.walking import ALL_STARTS, CPU, PRESETS, STARTS, VERDICTS, preset, steps, walk, with_window
 
 from mptrain.numerics.overflow_check import judge
+from tests.loops import each
+from tests.scaler.frameworks import deepspeed, fairseq
+from tests.scaler.walking import ALL_STARTS, CPU, PRESETS, STARTS, VERDICTS, preset, steps, walk, with_window
 
 FLT_MAX = torch.finfo(torch.float32).max
 SMALLEST = 2.0**-149  # the smallest positive FP32 number; half of it rounds to 0

@@ -5,7 +5,6 @@ import typing
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.config.allowed_targets import PACKAGES
 from mptrain.config.section_checks import warnings_about
@@ -14,6 +13,7 @@ from mptrain.config.value_checks import InvalidValueError, check_value
 from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-from small_runs import TINY, loop_of, steps_of
 from torch.optim import lr_scheduler
 
 from mptrain.config.compose import compose
@@ -14,6 +13,7 @@ from mptrain.config.learner_checks import build_schedule, check_schedule
 from mptrain.config.targets import Target
 from mptrain.schedule import rate_table
 from mptrain.system.errors import ConfigError
+from tests.small_runs import TINY, loop_of, steps_of
 
 PLANNED, PER_EPOCH, LR = 60, 15, 0.3
 

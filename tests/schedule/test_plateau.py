@@ -8,12 +8,12 @@ import random
 
 import pytest
 import torch
-from loops import each
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mptrain.schedule import Plateau, rate_table
 from mptrain.schedule.plateau import PlateauState, RateReduction
 from mptrain.system.errors import CheckpointError
+from tests.loops import each
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,6 @@ import typing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import each
 
 from mptrain.config.allowed_targets import PACKAGES
 from mptrain.config.targets import Target
@@ -25,6 +24,7 @@ from mptrain.schedule import (
     WarmupStableDecay,
 )  # fmt: skip
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 
 def factors(schedule, planned):

@@ -10,11 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fake_slurm
-import jobs_that_end as jobs
 import pytest
-from own_trackers import Own
-from small_runs import TINY, Kept, environment
 
 import mptrain
 from mptrain.config.compose import Composer
@@ -26,6 +22,10 @@ from mptrain.study.sweep.processes import spawned, start
 from mptrain.study.sweep.runner import plan_sweep, run_sweep
 from mptrain.study.sweep.slurm_executor import _executor
 from mptrain.system.interpreter import command, forget_current_folder
+from tests import fake_slurm
+from tests import jobs_that_end as jobs
+from tests.own_trackers import Own
+from tests.small_runs import TINY, Kept, environment
 
 pytestmark = pytest.mark.process
 

@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.runlog.atomic_files import require_folder_stays, require_in_place, storage_errors, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.system.errors import StorageError
+from tests.small_runs import TINY
 
 WORDS = (*TINY, "train.max_steps=12", "checkpoint.every_steps=4", "run.name=a")
 

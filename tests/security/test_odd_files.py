@@ -8,7 +8,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.catalogue import Catalogue
@@ -17,6 +16,7 @@ from mptrain.runlog.directory import hold_lock, holder_of
 from mptrain.runlog.sweeps import SWEEP_JSON, read_sweep
 from mptrain.system.errors import StorageError
 from mptrain.system.files import open_in_place, open_to_read
+from tests.small_runs import TINY
 
 WORDS = (*TINY, "train.max_steps=2", "diagnostics=histograms", "run.name=run")
 COMMANDS = ("report", "resume", "eval", "replay", "recommend", "compare", "export", "diagnose")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from small_runs import TINY, run_command
-from study.recipe.some_recipe import some_recipe
 
 from mptrain.cli.main import main
 from mptrain.config.compose import Composer, compose, reload
@@ -21,6 +19,8 @@ from mptrain.study.comparison.results import write_comparisons
 from mptrain.study.recipe.expectations import ExpectationResult
 from mptrain.study.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.system.masking import MaskedText, masked
+from tests.small_runs import TINY, run_command
+from tests.study.recipe.some_recipe import some_recipe
 
 SECRET = "s3cret-Value'\"\\x"
 PLAIN = "s3cretValue0123"

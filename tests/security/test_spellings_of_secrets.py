@@ -18,13 +18,13 @@ import yaml
 from markupsafe import escape
 from omegaconf import OmegaConf
 from PIL import Image
-from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.cli.messages import printable, without_control_characters
 from mptrain.report.html_and_markdown import markdown
 from mptrain.system.masking import MaskedText, masked
 from mptrain.system.words import plain
+from tests.small_runs import TINY
 
 #: A part of the secret before and one behind the character. No file has them by chance.
 HEAD, TAIL = "hq7Zk", "Vw3Xp"

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loops import each
-from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose, reload
@@ -28,6 +26,8 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.study.recipe.recipe import read_recipe
 from mptrain.system.errors import CheckpointError, ConfigError, StorageError
+from tests.loops import each
+from tests.small_runs import TINY
 
 ONE_STEP = (*TINY, "train.max_steps=2", "run.name=run")
 

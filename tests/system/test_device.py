@@ -6,9 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from capability import CPU, NoFP64, without
-from loops import each
-from pretended_ranks import each_rank
 
 from mptrain.config.compose import compose
 from mptrain.engine.parts import AHEAD, Transfer
@@ -20,6 +17,9 @@ from mptrain.run.build.parts import build
 from mptrain.system import device as devices
 from mptrain.system.errors import ConfigError, EnvironmentRefused
 from mptrain.system.process_state import cuda_backends, random_state, set_random_state
+from tests.capability import CPU, NoFP64, without
+from tests.loops import each
+from tests.pretended_ranks import each_rank
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from loops import each
 
 from mptrain.system import errors
 from mptrain.system.errors import ConfigError, MptrainError, Preempted, Problem, StorageError, did_you_mean, near_names
+from tests.loops import each
 
 EXIT_CODES = {
     "MptrainError": 1,

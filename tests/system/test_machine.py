@@ -10,12 +10,12 @@ import weakref
 from pathlib import Path
 
 import pytest
-from small_runs import TINY, loop_of, steps_of
 
 from mptrain.engine.resources import memory_now, memory_peak
 from mptrain.runlog.checkpoint_data import HashedFile
 from mptrain.study.sweep.local_executor import Slots
 from mptrain.system import machine
+from tests.small_runs import TINY, loop_of, steps_of
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import torch
 import torchvision
 import transformers
 from PIL import Image
-from small_runs import parts_of, run_in_process, whole_and_resumed
 
 from mptrain.config.compose import compose, reload
 from mptrain.run.build.parts import build
@@ -22,6 +21,7 @@ from mptrain.run.describe import describe_parts
 from mptrain.system.errors import CheckpointError, DataError
 from mptrain.system.pretrained import ATTRIBUTE
 from mptrain.workloads.language.models.causal_lm import causal_lm
+from tests.small_runs import parts_of, run_in_process, whole_and_resumed
 
 TIMM = ("model=timm", "model.name=resnet10t.c3_in1k")
 GPT2 = ("model=causal_lm", "dataset.train_samples=8", "train.batch_size=4")

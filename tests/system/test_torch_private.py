@@ -166,7 +166,7 @@ NOT_OURS = {
 }
 
 #: Modules about the operators of torch's dispatcher, most of which have such names.
-OF_OPERATORS = ("lab/module_tensors.py", "precision/census.py", "precision/upcast.py")
+OF_OPERATORS = ("lab/step/module_tensors.py", "precision/census.py", "precision/upcast.py")
 
 
 def test_private_attributes_of_torchs_objects_stand_nowhere_else():

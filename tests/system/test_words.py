@@ -1,7 +1,5 @@
 import math
 
-from loops import each
-
 from mptrain.system.words import (
     counted,
     digits,
@@ -17,6 +15,7 @@ from mptrain.system.words import (
     share,
     signed,
 )
+from tests.loops import each
 
 
 @each(

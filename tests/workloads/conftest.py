@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from small_runs import Kept, parts_of
 
 from mptrain.engine.loop import Loop
 from mptrain.engine.telemetry import NoStorage
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.errors import DataError
 from mptrain.system.records import StepRecord
+from tests.small_runs import Kept, parts_of
 
 
 @pytest.fixture(params=["fp32", "amp_bf16", "fp16_dynamic"])

@@ -9,7 +9,8 @@ import typing
 from pathlib import Path
 
 import yaml
-from loops import each
+
+from tests.loops import each
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "dataset"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

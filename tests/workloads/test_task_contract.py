@@ -7,8 +7,6 @@ import sys
 
 import pytest
 import yaml
-from loops import each
-from small_runs import parts_of
 
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.audio_generation.task import RawAudio
@@ -21,6 +19,8 @@ from mptrain.workloads.sound.recordings import read_recording, recording_seconds
 from mptrain.workloads.speech.task import Transcribe
 from mptrain.workloads.text.subwords import learn
 from mptrain.workloads.translation.task import Translate
+from tests.loops import each
+from tests.small_runs import parts_of
 
 TRANSLATION = {"target_vocabulary_size": 13, "decode": str, "decode_source": str}
 #: By option: class, facts, metric, if more of it is better, term, and learners with what they train.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from mptrain.cli.answer import Answer
-    from mptrain.lab.diagnosis import DiagnosisResult
+    from mptrain.lab.diagnosis.diagnose import DiagnosisResult
     from mptrain.lab.pages.loss_scale_pages import Recommendation
     from mptrain.runlog.diagnosis_file import Examination, ModuleRow
 
@@ -50,12 +50,12 @@ def diagnose(arguments: Namespace) -> Outcome:
     run = next(iter(arguments.words), "")
     if run:
         directory = run_folder(run, overrides)
-        from mptrain.lab.diagnosis import diagnose_run
+        from mptrain.lab.diagnosis.diagnose import diagnose_run
 
         done = diagnose_run(directory, overrides, step, learner)
     else:
         from mptrain.config.compose import compose
-        from mptrain.lab.diagnosis import diagnose_config
+        from mptrain.lab.diagnosis.diagnose import diagnose_config
 
         done = diagnose_config(compose(overrides, config_dirs=arguments.config_dir), step or 1, learner)
     fix = _fix(done, run, overrides)

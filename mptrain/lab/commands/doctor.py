@@ -16,7 +16,7 @@ from mptrain import __version__
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import print_rows
 from mptrain.config.catalogue import Catalogue, configs_folder
-from mptrain.lab.machine import Device, Machine, Mode
+from mptrain.lab.doctor.machine import Device, Machine, Mode
 from mptrain.runlog.atomic_files import free_bytes, readable_bytes
 from mptrain.system.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
 from mptrain.system.machine import usable_cores
@@ -110,6 +110,7 @@ def _version(name: str) -> str:
 
 
 def _devices() -> list[Device]:
+    # Imported here: this command also runs where torch is broken, and says so.
     import torch
 
     from mptrain.system import device as devices

@@ -11,11 +11,12 @@ from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say, waiting
 from mptrain.engine.module_trail import LOSS
-from mptrain.lab.data_check import DataReport, check_data
-from mptrain.lab.doctor import ScalingReport, check_scaling, error_share, powers, scale_notes, verdict
-from mptrain.lab.doctor_findings import why_no_range
-from mptrain.lab.doctor_ranges import LOST, ModuleScaling, scales_of
-from mptrain.lab.findings import Finding
+from mptrain.lab.doctor.check import ScalingReport, check_scaling, powers, scale_notes, verdict
+from mptrain.lab.doctor.data_check import DataReport, check_data
+from mptrain.lab.doctor.findings import error_share, why_no_range
+from mptrain.lab.doctor.updates import lost_in_run
+from mptrain.lab.finding import Finding
+from mptrain.lab.step.ranges import LOST, ModuleScaling, scales_of
 from mptrain.report.page import Block, Facts, Table, Text, facts, table
 from mptrain.system.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.system.process_state import settings_restored
@@ -219,8 +220,9 @@ def doctor_model(config: Config) -> Outcome:
         say("")
     with waiting() as tell:
         report = check_scaling(config, tell)
+        lost = () if report.evidence.refused else lost_in_run(config)
     result = f"{config.model_title} in {config.precision.name}: {verdict(report)}"
-    notes = (*scale_notes(report), *report.notes)
+    notes = (*scale_notes(report), *report.notes, *lost)
     blocks = (
         Text(result),
         scale_table(report.modules) if report.modules else None,

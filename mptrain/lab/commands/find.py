@@ -16,7 +16,7 @@ from mptrain.config.compose import compose
 from mptrain.config.schema import Config
 from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.step import train_step
-from mptrain.lab.doctor import first_batch
+from mptrain.lab.doctor.check import first_batch
 from mptrain.lab.pages.rate_range import range_test_page, read_range_test, result_blocks
 from mptrain.precision.policy import FP32
 from mptrain.report.html_and_markdown import write_page
@@ -143,6 +143,7 @@ def largest_batch(config: Config) -> LargestBatch:
     largest = LargestBatch(counted, fixed, each, memory, tried=False)
     if device.type != "cuda":
         return largest
+    # The sizes that are tried need this memory.
     del parts, batch, half
     samples = largest_that_fits(lambda size: _fits(config, size), max(1, counted), available)
     return replace(largest, samples=samples, tried=True, all_samples=samples == available)

@@ -20,11 +20,13 @@ from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.checkpointing import require_same_schema
 from mptrain.engine.fault_injection import Injection
 from mptrain.engine.fingerprints import StartFingerprints, digest_of_weights
-from mptrain.engine.parts import Options, Parts
+from mptrain.engine.options import Options
+from mptrain.engine.parts import Parts
 from mptrain.engine.resources import keep_freed_memory, memory_in_use
 from mptrain.engine.step import Learner, Plan
 from mptrain.engine.validation import require_monitored
 from mptrain.engine.weights_io import has_averages, load_matching, plain_weights, read_weights
+from mptrain.optimizer.masters import Rounding
 from mptrain.optimizer.parameter_groups import ParameterGroup, freeze, layer_factors, parameter_options, require_matches
 from mptrain.optimizer.rules import ParameterOptions, Rule
 from mptrain.optimizer.torch_rule import TorchRule
@@ -103,13 +105,7 @@ def build_learners(
     learners = []
     for objective in objectives:
         choices, trained = config.for_learner(objective.learner), parts[objective.learner]
-        rule: Rule | TorchRule = choices.optimizer.build()
-        if not isinstance(rule, TorchRule) and not hasattr(rule, "apply"):
-            raise ConfigError(
-                f"{choices.optimizer.path} is no optimizer: it takes no params, as a torch.optim.Optimizer does, and "
-                "has no apply(), as an update rule of mptrain has",
-                "choose one that mptrain list optimizer shows",
-            )
+        rule = _build_rule(choices.optimizer)
         weights = Weights(
             trained,
             rule,
@@ -117,6 +113,7 @@ def build_learners(
             state_in_half=config.precision.optimizer_state == "parameters",
             clip_norm=choices.clip_norm,
             initial=initial,
+            rounding=Rounding(config.precision.rounding, config.seed),
             options=_options_of(choices.optimizer, rule, model, trained),
         )
         device, decay = next(iter(trained.values())).device, config.train.ema_decay
@@ -140,6 +137,18 @@ def build_learners(
             )
         )
     return tuple(learners)
+
+
+def _build_rule(target: Target) -> Rule | TorchRule:
+    """Build the rule of an optimizer, or raise ConfigError if the target makes something else."""
+    rule: Rule | TorchRule = target.build()
+    if not isinstance(rule, TorchRule) and not hasattr(rule, "apply"):
+        raise ConfigError(
+            f"{target.path} is no optimizer: it takes no params, as a torch.optim.Optimizer does, and has no apply(), "
+            "as an update rule of mptrain has",
+            "choose one that mptrain list optimizer shows",
+        )
+    return rule
 
 
 def build_scaler(target: Target) -> Scaler:
@@ -244,6 +253,7 @@ def draw_model(config: Config, dataset: Dataset, comm: Communicator, *, load: bo
     """
     model = build_model(config, dataset)
     notes, doubts = load_initial_weights(model, config.weights) if load else ((), ())
+    # A model may make parameters in half precision, and the digest, equal in all precision modes, covers dtypes.
     model.float()
     digest = digest_of_weights(model) if load else ""
     require_same_weights(digest, comm)
@@ -373,34 +383,23 @@ def build(
     with comm.main_process_first():
         dataset = dataset or build_dataset(config)
     task = build_task(config, dataset)
-    drawn = draw_model(config, dataset, comm, load=weights)
-    shared = sharing_memory(drawn.model)
-    network = place_model(config, drawn, device, comm)
-    require_still_shared(shared, sharded=is_sharded_by(config, comm.world_size))
-    model = network.model
-    loaders = build_loaders(config, dataset, device, comm)
+    drawn, placed = _draw_and_place_model(config, dataset, device, comm, load=weights)
+    model, loaders = placed.model, build_loaders(config, dataset, device, comm)
     objectives, steps_per_epoch = task.objectives(), loaders["train"].steps_per_epoch
-    strategy, blank = apply_parallel_strategy(config, model, network.kept, network.initial, comm, len(objectives))
-    learners = build_learners(config, objectives, model, network.initial, steps_per_epoch, strategy)
-    plan = Plan(
-        accumulate=-(-max(config.train.accumulate, micro_batches) // comm.world_size),
-        products=products(config.precision, device, compiled=config.train.compile),
-        autocast=autocast(config.precision, device),
-        guard=BufferGuard(model, [learner.weights.masters for learner in learners]),
-        accumulate_in_all=config.train.accumulate,
-    )
+    strategy, blank = apply_parallel_strategy(config, model, placed.kept, placed.initial, comm, len(objectives))
+    learners = build_learners(config, objectives, model, placed.initial, steps_per_epoch, strategy)
+    plan = _build_plan(config, model, learners, device, comm, micro_batches)
     fault = Injection(config.inject, model, learners, comm)
-    planned = config.train.planned(steps_per_epoch)
     parts = Parts(
         model=model,
-        kept=network.kept,
+        kept=placed.kept,
         task=task,
         dataset=dataset,
         policy=config.precision,
         device=device,
         learners=learners,
         plan=plan,
-        memory_format=network.memory_format,
+        memory_format=placed.memory_format,
         loaders=loaders,
         origin=StartFingerprints(drawn.digest, memory_before),
         probe=config.diagnostics.build(),
@@ -408,26 +407,17 @@ def build(
         notes=(
             *drawn.notes,
             *fault.describe(),
-            *schedule_notes(config, objectives, planned),
+            *schedule_notes(config, objectives, config.train.planned(steps_per_epoch)),
             *_batch_notes(config, dataset),
         ),
-        warnings=(
-            *drawn.warnings,
-            *getattr(dataset, "warnings", ()),
-            *warnings_about_parallelism(config, comm.world_size),
-            *describe_untold(config.model, dataset),
-            *(describe_statistics(model, dataset) if config.weights is None else ()),
-            *filter(None, (untried(device), network.clamped if weights else "")),  # a checkpoint replaces them
-        ),
+        warnings=_warnings(config, dataset, drawn, placed, device, comm, weights=weights),
         comm=comm,
         blank=blank,
-        frozen={} if blank is not None else network.frozen_halves(learners),
+        frozen={} if blank is not None else placed.frozen_halves(learners),
         infinite=frozenset(name for name, buffer in model.named_buffers() if buffer.isinf().any()),
     )
-    refuse_hooks_in_compiled(config, parts)
-    refuse_single_samples(config, parts, trains=trains)
-    if trains:
-        require_monitored(parts, config.train)
+    _require_compatible(config, parts, trains=trains)
+    # Again: the construction of the model drew as many numbers as its layers needed.
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
 
@@ -457,6 +447,69 @@ def _prepare_process(config: Config, comm: Communicator) -> torch.device:
     if config.train.cudnn_benchmark is not None:
         torch.backends.cudnn.benchmark = config.train.cudnn_benchmark
     return device
+
+
+def _draw_and_place_model(
+    config: Config, dataset: Dataset, device: torch.device, comm: Communicator, *, load: bool
+) -> tuple[DrawnModel, PlacedModel]:
+    """Build the model with its initial weights and place it.
+
+    Raises as `draw_model` and `place_model`; ConfigError if placing it separates parameters that share memory.
+    """
+    drawn = draw_model(config, dataset, comm, load=load)
+    # Found before it is placed: a cast or another device gives each parameter memory of its own.
+    shared = sharing_memory(drawn.model)
+    placed = place_model(config, drawn, device, comm)
+    require_still_shared(shared, sharded=is_sharded_by(config, comm.world_size))
+    return drawn, placed
+
+
+def _build_plan(
+    config: Config,
+    model: nn.Module,
+    learners: Sequence[Learner],
+    device: torch.device,
+    comm: Communicator,
+    micro_batches: int,
+) -> Plan:
+    """Build the settings of every step, with at least ``micro_batches`` in an update, summed over all ranks."""
+    return Plan(
+        accumulate=-(-max(config.train.accumulate, micro_batches) // comm.world_size),
+        products=products(config.precision, device, compiled=config.train.compile),
+        autocast=autocast(config.precision, device),
+        guard=BufferGuard(model, [learner.weights.masters for learner in learners]),
+        accumulate_in_all=config.train.accumulate,
+    )
+
+
+def _warnings(
+    config: Config,
+    dataset: Dataset,
+    drawn: DrawnModel,
+    placed: PlacedModel,
+    device: torch.device,
+    comm: Communicator,
+    *,
+    weights: bool,
+) -> tuple[str, ...]:
+    """Return deviations from what the user asked for, one sentence each; ``weights`` is that of `build`."""
+    return (
+        *drawn.warnings,
+        *getattr(dataset, "warnings", ()),
+        *warnings_about_parallelism(config, comm.world_size),
+        *describe_untold(config.model, dataset),
+        *(describe_statistics(placed.model, dataset) if config.weights is None else ()),
+        # A checkpoint replaces weights that were clamped.
+        *filter(None, (untried(device), placed.clamped if weights else "")),
+    )
+
+
+def _require_compatible(config: Config, parts: Parts, *, trains: bool) -> None:
+    """Raise ConfigError for parts that cannot work together; all ranks must call this."""
+    refuse_hooks_in_compiled(config, parts)
+    refuse_single_samples(config, parts, trains=trains)
+    if trains:
+        require_monitored(parts, config.train)
 
 
 def build_loaders(

@@ -206,7 +206,7 @@ class LiveTable(LiveDisplay):
             overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
             skipped = skipped_in_words(summary)
         elif progress is not None and job.status == "running":
-            doing = f"{100 * progress.step / max(progress.steps, 1):.0f} %"
+            doing = words.percent(progress.step / max(progress.steps, 1))
             if wide:
                 doing = Table.grid(padding=(0, 1, 0, 0))
                 bar = ProgressBar(max(progress.steps, 1), progress.step, width=_BAR, complete_style="cyan", style=_REST)

@@ -18,9 +18,11 @@ from mptrain.study.comparison.run_measures import (
     neither_learned,
     step_of,
 )
+from mptrain.study.comparison.sentences import OF_REFERENCE, unfair
 from mptrain.study.comparison.statistics import mean_interval, ratio_interval, rounding_spread
-from mptrain.study.comparison.verdict import Sample, decide, pair, sample
+from mptrain.study.comparison.verdict import ALPHA, Sample, decide, pair, sample
 from mptrain.system.errors import EXIT_NUMERICS, UsageError, suggest
+from mptrain.system.words import percent
 
 #: Default equivalence margin, in the metric's unit: a percentage point of accuracy, a hundredth of a nat.
 MARGIN = 0.01
@@ -93,8 +95,8 @@ def compare(
     ordered = [chosen, *(arm for arm in arms if arm is not chosen)]
     results = _with_twins([_result(arm, chosen, measured, margin, together) for arm in ordered])
     if (fatal := [objection for objection in objections if objection.fatal]) and not anyway:
-        unfair = ArmVerdict("undecided", f"the comparison is unfair: {fatal[0].what}")
-        results = [results[0], *(replace(result, verdict=unfair) for result in results[1:])]
+        undecided = ArmVerdict("undecided", unfair(fatal[0].what))
+        results = [results[0], *(replace(result, verdict=undecided) for result in results[1:])]
     return Comparison(
         metric=measured.name,
         higher_is_better=measured.higher_is_better,
@@ -143,7 +145,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         metric=_mean([metric.of(run) for run in finite], rounding_spread(step)),
         difference=None,
         equivalence=None,
-        verdict=ArmVerdict("reference", "the other arms are compared with it"),
+        verdict=ArmVerdict("reference", OF_REFERENCE),
         failed=len(own.failed),
         missing=len(own.missing),
         throughput=_positive(_mean([run.terms_per_second for run in done])),
@@ -249,7 +251,7 @@ def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, 
         notes.append(
             f"verdicts are per arm: {others} arms are compared with the reference at 95 % each, without correction for "
             "multiple comparisons, so the probability of at least one false difference, or of at least one false "
-            f"equivalence, is up to {min(5 * others, 100)} %"
+            f"equivalence, is up to {percent(min(ALPHA * others, 1))}"
         )
     if together > 1:
         notes.append(

@@ -31,6 +31,15 @@ Word = Literal[
     "not inferior", "beats target", "misses target",
 ]  # fmt: skip
 
+#: Claims that a comparison can be asked about; run directories are asked about the first.
+Form = Literal["equivalent", "not inferior", "beats target"]
+
+#: What decided a verdict, in the order in which it is asked about.
+Reason = Literal[
+    "failures", "no spread", "few pairs", "worse difference", "biased selection", "distance from target", "unlearned",
+    "equivalence", "better difference", "wide interval",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:

@@ -30,6 +30,7 @@ from mptrain.runlog.strict_json import read_object
 from mptrain.study.comparison.results import Aligned, Arm, CurvePoint, RunMeasures
 from mptrain.study.comparison.statistics import improved, mean_interval
 from mptrain.system.errors import ConfigError, StorageError
+from mptrain.system.words import percent
 
 #: Number of windows over which the training loss is averaged, and the fewest steps in one.
 _WINDOWS, _FEWEST = 50, 10
@@ -195,7 +196,7 @@ def neither_learned(
         gains = [sign * (values[-1] - values[0]) for values in courses]
         if gains and (improved(gains) or max(gains) > margin):
             return ""
-    return f"the training loss of no run fell by {100 * _LEAST_FALL:.0f} %, nor is {metric} better than at the start"
+    return f"the training loss of no run fell by {percent(_LEAST_FALL)}, nor is {metric} better than at the start"
 
 
 #: Fewest timed steps after warm-up for a throughput.

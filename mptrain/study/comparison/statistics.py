@@ -145,6 +145,7 @@ def looks_skewed(values: Sequence[float]) -> bool:
     mean, spread = mean_and_spread(values)
     if spread <= sys.float_info.epsilon * abs(mean):  # equal, but for rounding errors
         return False
+    # The spread divides by n - 1, and the moments of a skewness by n.
     skewness = math.fsum(((value - mean) / spread) ** 3 for value in values) / n * math.sqrt(n / (n - 1)) ** 3
     return abs(skewness) > 1
 
@@ -167,7 +168,8 @@ def bootstrap_p(
     draws = np.random.default_rng(0)
     samples = [(values, rounding), *([(reference, rounding_of_reference)] if reference else [])]
     centres, spreads = zip(*(mean_and_spread(some) for some, _ in samples), strict=True)
-    unit = math.ldexp(1.0, math.frexp(max(spreads))[1])  # a power of two near the spread
+    # In units of a power of two near the spread, squares of values up to 1e300 do not overflow, and nothing is rounded.
+    unit = math.ldexp(1.0, math.frexp(max(spreads))[1])
     shift, squares, error, sign = np.zeros(9_999), np.zeros(9_999), 0.0, 1
     for (some, rounded), centre in zip(samples, centres, strict=True):
         n, own = len(some), np.asarray([x - centre for x in some], np.float64) / unit
@@ -207,6 +209,7 @@ def tost_power(margin: float, standard_error: float, df: int, alpha: float = 0.0
     from scipy import integrate, stats  # takes half a second to import, and sweeps do not need it
 
     ratio = stats.chi(df, scale=1 / math.sqrt(df))  # distribution of estimated over true standard error
+    # From bound / t on, the estimated spread leaves no room inside the margin.
     low, high = float(ratio.ppf(_TAIL)), min(bound / t, float(ratio.isf(_TAIL)))
     if high <= low:
         return 0.0

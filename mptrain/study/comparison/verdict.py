@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy import stats
 
-from mptrain.study.comparison.results import ArmVerdict, Equivalence, Interval, RunMeasures, Word
+from mptrain.study.comparison.results import ArmVerdict, Equivalence, Form, Interval, Reason, RunMeasures, Word
+from mptrain.study.comparison.sentences import Grounds, p_value, why
 from mptrain.study.comparison.statistics import equivalence, mean_interval
-from mptrain.system.words import counted, of_seeds, percent
+from mptrain.system.words import counted, of_seeds
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,10 @@ class ArmFacts:
     """Facts that decide about an arm, of runs that are paired or not, from run directories or logs.
 
     Attributes:
-        difference: Mean of arm minus reference, with the interval for "better" and "worse"; None without values.
-        inside: The tests of equivalence, or of no inferiority (``one_sided``), all hold.
+        difference: Mean of arm minus reference, with the interval for "better" and "worse", or minus the target; None
+            without values.
+        holds: The tests of the claim all hold: equivalence, no inferiority, or of a target that the mean is not it.
+        form: The claim.
         failed: Runs of the arm failed, and ``reference_failed`` those of the reference.
         failure_p: The p value of a test that the arm does not fail more often.
         paired: Failures of the reference leave out runs of both arms.
@@ -159,13 +161,13 @@ class ArmFacts:
     """
 
     difference: Interval | None
-    inside: bool
+    holds: bool
     higher_is_better: bool
-    failed: bool
-    reference_failed: bool
-    failure_p: float
+    form: Form = "equivalent"
+    failed: bool = False
+    reference_failed: bool = False
+    failure_p: float = 1.0
     paired: bool = True
-    one_sided: bool = False
     unlearned: bool = False
     no_spread: bool = False
     bound: float = 0.0
@@ -184,25 +186,32 @@ def decide(evidence: PairedEvidence) -> ArmVerdict:
             evidence.difference,
             evidence.equivalence is not None and evidence.equivalence.holds,
             evidence.higher_is_better,
-            bool(evidence.failed),
-            bool(evidence.reference_failed),
-            evidence.failure_p,
+            failed=bool(evidence.failed),
+            reference_failed=bool(evidence.reference_failed),
+            failure_p=evidence.failure_p,
             unlearned=bool(evidence.unlearned),
             bound=evidence.bound,
         )
     )
-    return ArmVerdict(word, why(reason, evidence) + incomplete(evidence))
+    return ArmVerdict(word, why(reason, _grounds(evidence, reason)) + incomplete(evidence))
 
 
 def verdict_of(facts: ArmFacts) -> tuple[Word, Reason]:
-    """Return the verdict on an arm, and what decided: the rule of all comparisons with a reference.
+    """Return the verdict on an arm, and what decided: the rule of all comparisons with a reference, number or target.
 
     Numerical failures come first: if the arm fails more often than by chance, it is worse (of pairs, by a sign test of
-    those in which exactly one run failed, McNemar 1947). If any run failed, the remaining runs are a biased selection,
-    so the arm is never better or equivalent. Runs without any spread, as copies have, decide nothing. Then, with at
-    least two values, two one-sided tests decide equivalence: t tests and, where a sample is skewed, bootstrap-t tests
-    too. Arms of which neither has learned are not equivalent: they agree whatever differs. Otherwise the arms differ if
-    the interval of the difference excludes zero. In all other cases the verdict is undecided.
+    those in which exactly one run failed, McNemar 1947; else by Fisher's exact test, 1922). If any run failed, the
+    remaining runs are a biased selection, so the arm is never better or equivalent, and beats or misses no target. Runs
+    without any spread, as copies have, decide nothing. Then, with at least two values:
+
+    - A target is beaten or missed if the one-sided interval of the mean excludes it (one-sample t test, Student 1908),
+      and where the sample is skewed a bootstrap-t test (Efron 1979) agrees.
+    - Two one-sided tests decide equivalence (Schuirmann 1987), and the one of them against "worse by the margin" no
+      inferiority: t tests and, where a sample is skewed, bootstrap-t tests too. Arms of which neither has learned are
+      not equivalent: they agree whatever differs.
+    - Otherwise the arms differ if the interval of the difference excludes zero (a t test).
+
+    In all other cases the verdict is undecided.
     """
     difference, bound = facts.difference, facts.bound
     if facts.failure_p < facts.alpha:
@@ -212,53 +221,51 @@ def verdict_of(facts: ArmFacts) -> tuple[Word, Reason]:
     if difference is None or difference.n < 2:
         return "undecided", "few pairs"
     excludes_bound = difference.low > bound or difference.high < bound
-    is_worse = excludes_bound and (difference.mean > bound) != facts.higher_is_better
-    if is_worse and not facts.inside and (facts.paired or not facts.reference_failed):
+    is_better_side = (difference.mean > bound) == facts.higher_is_better
+    # Failures of the arm do not speak against worse. Those of an unpaired reference do: its other runs are a selection.
+    is_worse = excludes_bound and not is_better_side and facts.form != "beats target"
+    if is_worse and not facts.holds and (facts.paired or not facts.reference_failed):
         return "worse", "worse difference"
     if facts.failed or facts.reference_failed:
         return "undecided", "biased selection"
-    if facts.inside:
+    if facts.form == "beats target":
+        if not facts.holds:
+            return "undecided", "wide interval"
+        return ("beats target" if is_better_side else "misses target"), "distance from target"
+    if facts.holds:
         if facts.unlearned:
             return "neither has learned", "unlearned"
-        return ("not inferior" if facts.one_sided else "equivalent"), "equivalence"
-    if excludes_bound and not facts.one_sided:
+        return ("not inferior" if facts.form == "not inferior" else "equivalent"), "equivalence"
+    if excludes_bound and facts.form == "equivalent":
         return "better", "better difference"
     return "undecided", "wide interval"
 
 
-#: What decided, in the order in which it is asked about.
-Reason = Literal[
-    "failures", "no spread", "few pairs", "worse difference", "biased selection", "unlearned", "equivalence",
-    "better difference", "wide interval",
-]  # fmt: skip
-
-
-def why(reason: Reason, evidence: PairedEvidence) -> str:
-    """Return the reason of a decision as a sentence."""
-    failed, difference, equivalence = _failed(evidence), evidence.difference, evidence.equivalence
-    if reason == "failures":
-        share = f"{len(evidence.arm_only)} of {len(evidence.shared)} runs failed numerically"
-        return f"{share} while the reference with the same seed did not (exact sign test, {_p(evidence.failure_p)})"
-    if reason == "biased selection":
-        return f"{failed}; with failed runs in either arm, no arm is better or equivalent"
-    if reason == "few pairs" or difference is None:
-        return "; ".join(filter(None, (failed, _too_few(evidence))))
-    if reason == "unlearned":
-        return f"{evidence.unlearned}, and untrained arms agree whatever differs"
-    if reason == "worse difference":
-        return _different(evidence, difference) + (f"; also, {failed}" if failed else "")
-    if reason == "better difference":
-        return _different(evidence, difference) + (_unseen(equivalence) if equivalence else "")
-    if reason == "equivalence" and equivalence is not None:
-        return _equivalent(evidence, difference, equivalence) + _unseen(equivalence)
-    return _undecided(evidence, difference, equivalence)
+def _grounds(evidence: PairedEvidence, reason: Reason) -> Grounds:
+    """Return the facts and numbers that the sentence of a verdict on pairs names."""
+    complete = "only one pair of runs is complete" if evidence.difference else "no pair of runs is complete"
+    more = f"{len(evidence.arm_only)} of {len(evidence.shared)} runs failed numerically"
+    return Grounds(
+        evidence.metric,
+        evidence.higher_is_better,
+        evidence.difference,
+        evidence.equivalence,
+        number=evidence.number,
+        bound=evidence.bound,
+        failed=f"{more} while the reference with the same seed did not" if reason == "failures" else _failed(evidence),
+        failure_p=evidence.failure_p,
+        few=complete,
+        unlearned=evidence.unlearned,
+        alike=evidence.difference is not None and evidence.difference.spread == 0,
+    )
 
 
 def _failed(evidence: PairedEvidence) -> str:
     """Describe the failed runs; empty if there are none."""
     arm, reference, shared = set(evidence.failed), set(evidence.reference_failed), set(evidence.shared)
     enough = "; 6 such pairs would be significant" if len(evidence.arm_only) == len(shared) else ""
-    chance = f"with {counted(len(shared), 'pair')} may be chance (exact sign test, {_p(evidence.failure_p)}{enough})"
+    test = f"exact sign test, {p_value(evidence.failure_p)}{enough}"
+    chance = f"with {counted(len(shared), 'pair')} may be chance ({test})"
     unpaired = "failed numerically and cannot be paired with a run of the"
     failures = (
         (evidence.arm_only, f"failed numerically while the reference did not, which {chance}"),
@@ -279,108 +286,3 @@ def incomplete(evidence: PairedEvidence) -> str:
     text = f"; {complete} of {counted(len(every), 'pair')} {'is' if complete == 1 else 'are'} complete"
     gone = every - set(evidence.shared)
     return text + (f", {of_seeds(gone)} did not finish with the metric in both arms" if gone else "")
-
-
-def _too_few(evidence: PairedEvidence) -> str:
-    have = "no pair of runs is complete" if evidence.difference is None else "only one pair of runs is complete"
-    return f"{have}, and a verdict needs at least two seeds to estimate the spread over seeds"
-
-
-def _equivalent(evidence: PairedEvidence, difference: Interval, tests: Equivalence) -> str:
-    text = (
-        f"{_quantity(evidence)} is {_signed(difference.mean)} ({percent(1 - 2 * tests.alpha)} CI "
-        f"{_signed(tests.low)} to {_signed(tests.high)}), within the margin of ±{tests.margin:.3g} (two one-sided "
-        f"{percent(tests.alpha)} tests, {_p(tests.p)}, {_size(evidence, difference)}{_bootstrap(tests)})"
-        f"{_no_spread(evidence, difference)}"
-    )
-    if difference.low < difference.high and not difference.low <= evidence.bound <= difference.high:
-        text += f"; its 95 % CI ({_from_to(difference)}) excludes zero, but the difference is below the margin"
-    return text
-
-
-def _bootstrap(tests: Equivalence) -> str:
-    return "" if tests.p_bootstrap is None else f"; skewed differences, bootstrap-t {_p(tests.p_bootstrap)}"
-
-
-def _different(evidence: PairedEvidence, difference: Interval) -> str:
-    text = (
-        f"{_quantity(evidence)} is {_signed(difference.mean)}, and its 95 % CI ({_from_to(difference)}) excludes "
-        f"{_bound(evidence)} ({_size(evidence, difference)}){_no_spread(evidence, difference)}"
-    )
-    tests = evidence.equivalence
-    if tests is not None and tests.p_bootstrap is not None:
-        text += "; the differences are skewed, and with a long tail such a CI excludes a true zero in far more than 5 %"
-    if tests is not None and abs(difference.mean) < tests.margin:
-        text += f"; the true difference may be within the margin of ±{tests.margin:.3g}"
-    return text
-
-
-def _quantity(evidence: PairedEvidence) -> str:
-    if evidence.number is not None:
-        return f"the difference of {evidence.metric} from {evidence.number:g}"
-    return f"the paired difference in {evidence.metric}"
-
-
-def _bound(evidence: PairedEvidence) -> str:
-    return _signed(evidence.bound) if evidence.bound else "zero"
-
-
-def _size(evidence: PairedEvidence, difference: Interval) -> str:
-    return counted(difference.n, "pair") if evidence.number is None else f"{difference.n} runs"
-
-
-def _no_spread(evidence: PairedEvidence, difference: Interval) -> str:
-    if difference.spread != 0:
-        return ""
-    if difference.low < difference.high:
-        return "; all pairs have the same difference, and the CI reflects rounding to whole samples"
-    if evidence.number is not None:
-        return "; all runs have the same value"
-    if difference.mean == 0:
-        return "; all pairs are bitwise equal, so both arms probably ran the same computation"
-    return "; all pairs have exactly the same difference, so the true spread is unknown"
-
-
-def _undecided(evidence: PairedEvidence, difference: Interval, tests: Equivalence | None) -> str:
-    mean, interval, size = _signed(difference.mean), _from_to(difference), _size(evidence, difference)
-    if tests is None:
-        return f"{_quantity(evidence)} is {mean}, and its 95 % CI ({interval}) includes {_bound(evidence)} ({size})"
-    what = "the paired difference" if evidence.number is None else _quantity(evidence)
-    if tests.p < tests.alpha:
-        return (
-            f"{what} is {mean}, and t tests put it within the margin of "
-            f"±{tests.margin:.3g} ({_p(tests.p)}), but the differences are skewed, and a test that follows their shape "
-            f"does not (bootstrap-t, {_p(tests.p_bootstrap or math.nan)}, {size})"
-        )
-    power = f"the power to find equal arms equivalent is {percent(tests.power)}"
-    if tests.pairs_for_80 is None:
-        more = "and even 1,000 pairs would not reach 80 %"
-    elif tests.pairs_for_80 > difference.n:
-        more = f"and {tests.pairs_for_80} pairs would reach 80 %"
-    else:
-        more = "so the number of pairs is sufficient"
-    return (
-        f"{what} is {mean} (95 % CI {interval}): the true difference may be zero or exceed the margin "
-        f"of ±{tests.margin:.3g}; with {counted(difference.n, 'pair')} of this spread, {power}, {more}"
-    )
-
-
-def _unseen(tests: Equivalence) -> str:
-    """Describe what runs none of which failed cannot exclude, with 95 % confidence."""
-    return (
-        "; no run failed; a failure, or a difference larger than any of these, in up to "
-        f"{percent(tests.unseen)} of runs cannot be excluded"
-    )
-
-
-def _signed(value: float) -> str:
-    """Format a difference of a metric with its sign and three digits; a rounding error around zero becomes +0."""
-    return f"{round(value, 12) + 0.0:+.3g}"
-
-
-def _from_to(interval: Interval) -> str:
-    return f"{_signed(interval.low)} to {_signed(interval.high)}"
-
-
-def _p(value: float) -> str:
-    return f"p = {value:.2g}" if value >= 1e-4 else "p < 0.0001"

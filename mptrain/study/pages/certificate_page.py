@@ -6,27 +6,17 @@ import math
 from collections.abc import Sequence
 
 from mptrain.report import plotting
-from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Plots, Section, Tone, facts, section, table
+from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Plots, Section, facts, section, table
 from mptrain.study.comparison.logs.compare_logs import LogComparison, LoggedArm
 from mptrain.study.comparison.logs.runs import Question
+from mptrain.study.pages.comparison_blocks import TONES, verdict_list
 from mptrain.system.words import UNKNOWN, counted, number, percent
-
-_TONES: dict[str, Tone] = {
-    "equivalent": "good",
-    "better": "good",
-    "not inferior": "good",
-    "beats target": "good",
-    "worse": "bad",
-    "misses target": "bad",
-    "neither has learned": "warn",
-    "undecided": "warn",
-}
 
 
 def certificate_page(comparison: LogComparison) -> Page:
     """Return the certificate of a comparison of logs."""
     judged = [arm for arm in comparison.arms if arm.verdict != "reference"]
-    worst = min((_TONES[arm.verdict] for arm in judged), key=["bad", "warn", "good"].index)
+    worst = min((TONES[arm.verdict] for arm in judged), key=["bad", "warn", "good"].index)
     return Page(
         over="mptrain comparison of logs",
         title=" vs ".join(arm.name for arm in comparison.arms),
@@ -48,7 +38,6 @@ def certificate_page(comparison: LogComparison) -> Page:
 
 def outcome_blocks(comparison: LogComparison) -> list[Block]:
     """Return the table of the arms, the reasons of the verdicts, and notes on the logs."""
-    judged = [arm for arm in comparison.arms if arm.verdict != "reference"]
     rows: list[list[Cell | str]] = [
         [
             arm.name,
@@ -57,14 +46,14 @@ def outcome_blocks(comparison: LogComparison) -> list[Block]:
             UNKNOWN if arm.mean is None or math.isnan(arm.mean.spread) else number(arm.mean.spread),
             UNKNOWN if arm.difference is None else f"{arm.difference.mean:+.4g}",
             UNKNOWN if math.isnan(arm.power) else percent(arm.power),
-            Cell(arm.verdict, _TONES.get(arm.verdict, "")),
+            Cell(arm.verdict, TONES.get(arm.verdict, "")),
         ]
         for arm in comparison.arms
     ]
     head = ("", "runs", f"{comparison.question.metric} ± 95 % CI", "spread", "difference", "power", "verdict")
     return [
         table(head, rows),
-        Bullets(tuple(f"{arm.name} {arm.verdict}: {arm.why}" for arm in judged)),
+        verdict_list(comparison),
         Bullets(comparison.notes),
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
@@ -19,12 +19,20 @@ from mptrain.report.page import Block, Bullets, Cell, Plot, Table, Tone, is_empt
 from mptrain.report.run_history import MEAN, Curve, in_groups, mean_over_runs
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.study.comparison.results import ArmResult, Comparison, Interval
+from mptrain.study.comparison.sentences import line
 from mptrain.system.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
 
-_TONES: Final[dict[str, Tone]] = {
+if TYPE_CHECKING:
+    from mptrain.study.comparison.logs.compare_logs import LogComparison
+
+#: Tone of each verdict, of run directories and logs; that of a reference has none.
+TONES: Final[dict[str, Tone]] = {
     "better": "good",
     "equivalent": "good",
+    "not inferior": "good",
+    "beats target": "good",
     "worse": "bad",
+    "misses target": "bad",
     "neither has learned": "warn",
     "undecided": "warn",
 }
@@ -72,7 +80,7 @@ def comparison_table(comparison: Comparison) -> Table:
             readable_bytes(round(result.peak.mean)) if result.peak and math.isfinite(result.peak.mean) else UNKNOWN,
             _ratio(result, result.energy),
             share(result.skip_rate),
-            Cell(_verdict(result), _TONES.get(result.verdict.word, "")),
+            Cell(_verdict(result), TONES.get(result.verdict.word, "")),
         ]
         for result in comparison.arms
     ]
@@ -116,7 +124,7 @@ def groups_table(groups: Mapping[str, Comparison]) -> Table:
         for arm in arms:
             cells: list[Cell | str] = ["", "", ""]
             if result := results_by_arm.get(arm):
-                verdict = Cell(result.verdict.word, _TONES.get(result.verdict.word, ""))
+                verdict = Cell(result.verdict.word, TONES.get(result.verdict.word, ""))
                 cells = [value_and_error(result.metric), difference_and_interval(result.difference), verdict]
             row += cells[: 1 if arm in references else 3]
         rows.append(row)
@@ -194,13 +202,9 @@ def difference_and_interval(interval: Interval | None) -> str:
     return f"{signed(interval.mean, error)} [{signed(interval.low, error)}, {signed(interval.high, error)}]"
 
 
-def verdict_list(comparison: Comparison) -> Bullets:
+def verdict_list(comparison: Comparison | LogComparison) -> Bullets:
     """Return the verdict on each arm of a comparison, except the reference, with its reason as a list of sentences."""
-    judged = [result for result in comparison.arms if result.word != "reference"]
-    verdicts = (result.word if " " in result.word else f"is {result.word}" for result in judged)
-    return Bullets(
-        tuple(f"{arm.name} {verdict}: {arm.why.rstrip('.')}." for arm, verdict in zip(judged, verdicts, strict=True))
-    )
+    return Bullets(tuple(line(arm.name, arm.word, arm.why) for arm in comparison.arms if arm.word != "reference"))
 
 
 def aligned_table(comparison: Comparison) -> Table:

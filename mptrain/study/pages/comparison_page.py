@@ -143,6 +143,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
 
     ``sweep`` has the jobs; None if existing runs are compared.
     """
+    # Several sections show the same runs, and opening one reads all of its records.
     read: Read = lru_cache(maxsize=None)(lambda folder: open_or_reason(folder, BUCKETS))
     groups = read_comparisons(paths.comparison) if paths.comparison.exists() else {}
     verdict = read_verdict(paths.root)

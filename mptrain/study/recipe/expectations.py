@@ -143,6 +143,7 @@ def _equality(expectation: Expectation, question: _Question) -> _Answer:
     verdict = decide(evidence)
     if verdict.word == "equivalent":
         return "met", verdict.why, evidence
+    # Only a difference beyond both ends of the margin contradicts that the values are equal.
     beyond = {decide(question.ask(bound=bound)).word for bound in (within, -within)}
     return "not met" if beyond in ({"better"}, {"worse"}) else "undecided", verdict.why, evidence
 

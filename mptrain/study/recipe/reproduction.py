@@ -21,6 +21,7 @@ from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
 from mptrain.study.comparison.run_measures import measure
+from mptrain.study.comparison.sentences import unfair
 from mptrain.study.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
 from mptrain.study.recipe.expectations import ExpectationResult, judge_expectation, unknown_measures
 from mptrain.study.sweep.comparisons import ComparisonOptions, claimed_by
@@ -196,17 +197,14 @@ def decide_recipe(
         comparisons: Name of each group to the comparison of its arms.
     """
     findings = [judge_expectation(expectation, runs) for expectation in recipe.expectations]
-    unfair = [
+    objections = [
         objection.what
         for comparison in (comparisons or {}).values()
         for objection in comparison.objections
         if objection.fatal
     ]
-    if unfair:
-        findings = [
-            replace(finding, outcome="undecided", numbers=f"the comparison is unfair: {unfair[0]}")
-            for finding in findings
-        ]
+    if objections:
+        findings = [replace(finding, outcome="undecided", numbers=unfair(objections[0])) for finding in findings]
     return RecipeVerdict(tuple(findings))
 
 

@@ -224,6 +224,7 @@ class _Pool:
 
     def _listen(self) -> None:
         sources: list[Any] = [job.pipe for job in self._running if job.pipe is not None]
+        # If the fork server has died, a sentinel is always ready, so that waiting for it would not wait.
         sources += [job.process.sentinel for job in self._running if job.orphaned is None]
         wait(sources, timeout=_TICK)
         for job in list(self._running):

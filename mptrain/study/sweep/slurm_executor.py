@@ -256,6 +256,7 @@ class _Queue:
             if outcome is not None and outcome.status != "waiting" and job.began is None:
                 job.began = now
                 self._listener.started(job.submission.job.number)
+            # A preempted job may be queued again: whether it has ended is known to the scheduler alone.
             if outcome is not None and outcome.status in ("done", "failed", "interrupted"):
                 self._end(job, outcome)
             elif asking:

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from small_runs import loop_of, parts_of
 
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.runlog import RunDirectory, RunState
 from mptrain.system.errors import CheckpointError, ConfigError
 from mptrain.system.files import read_text
+from tests.small_runs import loop_of, parts_of
 
 CLASSIFIER = ("model=cnn", "model.widths=[4,6]", "dataset.train_samples=96", "train.epochs=1", "precision=amp_dynamic")
 PAIR = ("model=dcgan", "model.width=2", "model.latent=4", "dataset.image_size=16", "dataset.train_samples=64",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from loops import each
 
 from mptrain.config.compose import compose, reload
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 
 def problems(*words):

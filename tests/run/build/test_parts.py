@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-from small_runs import TINY, parts_of
 from torch import nn
 
 from mptrain.config.compose import compose
@@ -16,6 +15,7 @@ from mptrain.run.build.parallelism import require_copies
 from mptrain.run.build.parts import _parameters, build_learners
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.task import Objective
+from tests.small_runs import TINY, parts_of
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from study.comparison.fake_runs import arm, measures
 
 from mptrain.study.comparison.arms import choose_reference, group_into_arms, pair_by_seed
 from mptrain.study.comparison.results import Arm
 from mptrain.system.errors import UsageError
+from tests.study.comparison.fake_runs import arm, measures
 
 
 def names_of(runs, *given, **how):

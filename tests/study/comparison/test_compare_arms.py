@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from study.comparison.fake_runs import SOME_RECORDS, arm, epoch, failed, measures, some_summary, write_run, yaml_of
 
 from mptrain.study.comparison.arms import group_into_arms
 from mptrain.study.comparison.compare_arms import compare
@@ -15,6 +14,16 @@ from mptrain.study.comparison.logs.compare_logs import LoggedArm
 from mptrain.study.comparison.results import Arm
 from mptrain.study.comparison.run_measures import measure
 from mptrain.system.errors import UsageError
+from tests.study.comparison.fake_runs import (
+    SOME_RECORDS,
+    arm,
+    epoch,
+    failed,
+    measures,
+    some_summary,
+    write_run,
+    yaml_of,
+)
 
 FULL = [0.950, 0.955, 0.960, 0.952]
 

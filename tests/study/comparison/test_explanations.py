@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from loops import each
-from study.comparison.fake_runs import arm, failed, measures
 
 from mptrain.study.comparison.fairness import max_concurrent_runs, remarks
 from mptrain.study.comparison.results import Arm, Interval
+from tests.loops import each
+from tests.study.comparison.fake_runs import arm, failed, measures
 
 CUDA = "cuda:0 (NVIDIA H100)"
 FULL = arm("fp32", [0.95, 0.95])

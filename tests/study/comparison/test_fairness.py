@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from study.comparison.fake_runs import arm, measures
 
 from mptrain.study.comparison.fairness import check_fairness, differing_keys
 from mptrain.study.comparison.results import Arm
+from tests.study.comparison.fake_runs import arm, measures
 
 FULL = arm("fp32", [0.95, 0.96])
 AMP = arm("amp_dynamic", [0.95, 0.96])

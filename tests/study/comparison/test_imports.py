@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from small_runs import environment
-from study.comparison.fake_runs import some_summary, write_run, yaml_of
+from tests.small_runs import environment
+from tests.study.comparison.fake_runs import some_summary, write_run, yaml_of
 
 CODE = """
 import pkgutil, sys, importlib

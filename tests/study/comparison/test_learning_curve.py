@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from study.comparison.fake_runs import epoch, measures, step, write_run
 
 from mptrain.study.comparison.results import Arm, CurvePoint
 from mptrain.study.comparison.run_measures import (
@@ -17,6 +16,7 @@ from mptrain.study.comparison.run_measures import (
     neither_learned,
     value_at,
 )
+from tests.study.comparison.fake_runs import epoch, measures, step, write_run
 
 
 def course(root, *records, steps=30):

@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from study.comparison.fake_runs import arm
 
 from mptrain.runlog.strict_json import parse_strict
 from mptrain.study.comparison.results import (
@@ -25,6 +24,7 @@ from mptrain.study.comparison.results import (
     write_comparisons,
 )
 from mptrain.system.errors import StorageError
+from tests.study.comparison.fake_runs import arm
 
 POINT = Interval(0.5, math.nan, math.nan, math.nan, 1)
 FULL = ArmResult(

@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from study.comparison.fake_runs import SOME_DATA, SOME_RECORDS, epoch, some_summary, step, write_run, yaml_of
 
 from mptrain.config.config_diff import flat_settings
 from mptrain.runlog import open_run, read_run
 from mptrain.study.comparison.run_measures import measure
 from mptrain.system.errors import StorageError
 from mptrain.system.records import EvalRecord, EventRecord, ExponentCounts, HistogramRecord, OverflowRecord
+from tests.study.comparison.fake_runs import SOME_DATA, SOME_RECORDS, epoch, some_summary, step, write_run, yaml_of
 
 FAILED = ("failed", "every step overflowed", 4, 3)
 

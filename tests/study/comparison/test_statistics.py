@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loops import each
 from scipy import stats
 
 from mptrain.study.comparison.statistics import (
@@ -26,6 +25,7 @@ from mptrain.study.comparison.statistics import (
     tost_p,
     tost_power,
 )
+from tests.loops import each
 
 # Additional hours of sleep under two drugs (Cushny and Peebles 1905), the example of Student (1908).
 SLEEP_1 = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)

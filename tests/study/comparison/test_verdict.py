@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from loops import each
 from scipy import stats
 
 from mptrain.study.comparison.statistics import equivalence, mean_interval, rounding_spread
 from mptrain.study.comparison.verdict import PairedEvidence, Sample, decide, pair, sign_test
+from tests.loops import each
 
 
 def verdict(differences=(), higher_is_better=True, margin=0.01, rounding=0.0, **failures):
@@ -41,7 +41,7 @@ ROUNDING = rounding_spread(1 / 397, 1 / 397)
         ([-0.02, -0.02], {}, "worse", ["true spread is unknown"]),
         ([-3 / 397, -3 / 397], {"rounding": ROUNDING}, "undecided", []),
         ([0.0] * 2, {"rounding": ROUNDING, "margin": 0.004}, "undecided", []),
-        ([0.0] * 8, {"rounding": ROUNDING}, "equivalent", ["reflects rounding to whole samples"]),
+        ([0.0] * 8, {"rounding": ROUNDING}, "equivalent", ["reflects the rounding of values"]),
     ],
 )
 def test_differences_decide_by_the_margin_and_the_direction(differences, more, word, named):

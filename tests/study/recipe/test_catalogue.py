@@ -7,14 +7,14 @@ import sys
 import textwrap
 
 import pytest
-from loops import each
-from small_runs import environment
 
 from mptrain.config.compose import Composer
 from mptrain.runlog.sweeps import Sweep, SweepJob
 from mptrain.study.recipe.catalogue import check_own_words, find_recipe, recipe_names, recipe_points, require_same_arms
 from mptrain.study.recipe.recipe import RESERVED, read_recipe
 from mptrain.system.errors import ConfigError, UsageError
+from tests.loops import each
+from tests.small_runs import environment
 
 SOUND = """
 title: Mine

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from loops import each
 from scipy import stats
-from study.comparison.fake_runs import failed as failing
-from study.comparison.fake_runs import measures
 
 from mptrain.study.recipe.expectations import MEASURES, judge_expectation, unknown_measures
 from mptrain.study.recipe.recipe import Expectation
+from tests.loops import each
+from tests.study.comparison.fake_runs import failed as failing
+from tests.study.comparison.fake_runs import measures
 
 
 def runs_of(**arms):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from loops import each
 
 from mptrain.config.compose import compose
 from mptrain.study.recipe.catalogue import recipe_points
 from mptrain.study.recipe.recipe import RESERVED, read_recipe
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 SOUND = {
     "title": "Mine",

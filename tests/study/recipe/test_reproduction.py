@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from study.comparison.fake_runs import some_summary, write_run
-from study.recipe.some_recipe import some_recipe
 
 from mptrain.config.compose import Composer
 from mptrain.runlog.directory import hold_lock
@@ -18,6 +16,8 @@ from mptrain.study.recipe.expectations import ExpectationResult
 from mptrain.study.recipe.reproduction import RecipeVerdict, Reproduction, folder_of, measured, plan, write_verdict
 from mptrain.study.sweep.runner import refresh_status
 from mptrain.system.errors import StorageError
+from tests.study.comparison.fake_runs import some_summary, write_run
+from tests.study.recipe.some_recipe import some_recipe
 
 RECIPE = some_recipe()
 

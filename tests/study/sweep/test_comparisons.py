@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from study.comparison.fake_runs import some_summary, write_run, yaml_of
 
 from mptrain.config.compose import Composer
 from mptrain.runlog.sweeps import Sweep, SweepJob
@@ -15,6 +14,7 @@ from mptrain.study.sweep.comparisons import (
 )
 from mptrain.study.sweep.points import Point, expand, validate
 from mptrain.system.errors import ConfigError, StorageError, UsageError
+from tests.study.comparison.fake_runs import some_summary, write_run, yaml_of
 
 
 @pytest.fixture(scope="module")

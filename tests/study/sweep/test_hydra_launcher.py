@@ -1,10 +1,8 @@
 """A sweeper of Hydra's asks, and is answered with metrics; what is wrong comes out as our errors."""
 
-import jobs_that_end as jobs
 import pytest
 from hydra.core.utils import JobStatus
 from hydra.errors import HydraException
-from sweeper_that_asks import asking as registered
 
 from mptrain.config.compose import Composer
 from mptrain.runlog.sweeps import read_sweep
@@ -12,6 +10,8 @@ from mptrain.study.sweep.hydra_launcher import JobFailedError, run_sweeper
 from mptrain.study.sweep.points import check
 from mptrain.study.sweep.runner import plan_sweep, run_sweep
 from mptrain.system.errors import ConfigError, MptrainError, StorageError
+from tests import jobs_that_end as jobs
+from tests.sweeper_that_asks import asking as registered
 
 SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 ASKED = "hydra/sweeper=asking"

@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import jobs_that_end as jobs
 import pytest
 
 from mptrain.config.compose import Composer
@@ -15,6 +14,7 @@ from mptrain.study.sweep.executor import JobSpec, Listener
 from mptrain.study.sweep.local_executor import LocalExecutor, Slots
 from mptrain.study.sweep.processes import run_in_fork
 from mptrain.system.errors import DataError, EnvironmentRefused, StorageError
+from tests import jobs_that_end as jobs
 
 COMPOSER = Composer()
 ONE = Slots(1)

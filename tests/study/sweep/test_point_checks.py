@@ -1,6 +1,5 @@
 """A point whose parts do not go together is named before any point starts."""
 
-import jobs_that_end as jobs
 import pytest
 from PIL import Image
 
@@ -8,6 +7,7 @@ from mptrain.config.compose import Composer, compose
 from mptrain.run.build import workload as build_workload
 from mptrain.study.sweep.points import check, disagreements, expand
 from mptrain.system.errors import CheckpointError, ConfigError, DataError
+from tests import jobs_that_end as jobs
 
 SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 

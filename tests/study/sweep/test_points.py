@@ -1,9 +1,9 @@
 import pytest
-from loops import each
 
 from mptrain.config.compose import Composer
 from mptrain.study.sweep.points import MOST_POINTS, expand, validate
 from mptrain.system.errors import ConfigError
+from tests.loops import each
 
 
 @pytest.fixture(scope="module")

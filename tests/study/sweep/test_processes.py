@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
-import jobs_that_end as jobs
 import pytest
 
 from mptrain.study.sweep import processes
 from mptrain.study.sweep.processes import OF_THE_SERVER, describe_exit_code, run_in_fork
+from tests import jobs_that_end as jobs
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,7 @@ import re
 from dataclasses import replace
 from datetime import datetime
 
-import jobs_that_end as jobs
 import pytest
-from loops import each
 
 from mptrain.config.compose import Composer, compose
 from mptrain.config.schema import RunOptions
@@ -28,6 +26,8 @@ from mptrain.study.sweep.runner import (
     sweep_folder,
 )
 from mptrain.system.errors import ConfigError, StorageError
+from tests import jobs_that_end as jobs
+from tests.loops import each
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import fake_slurm
-import jobs_that_end as jobs
 import pytest
 
 from mptrain.config.compose import Composer
@@ -26,6 +24,9 @@ from mptrain.study.sweep.runner import plan_sweep, refresh_status, run_sweep
 from mptrain.study.sweep.slurm_executor import FOLDER, require_none_queued
 from mptrain.study.sweep.worker import read_result
 from mptrain.system.errors import EnvironmentRefused, StorageError
+from tests import fake_slurm
+from tests import jobs_that_end as jobs
+from tests.small_runs import environment
 
 pytestmark = pytest.mark.process
 
@@ -41,8 +42,7 @@ def composer():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Jobs are fresh processes, and find the tests where this one does."""
-    tests = Path(jobs.__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tests), str(tests.parent)]))
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     return tmp_path
 
 

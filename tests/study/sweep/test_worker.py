@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from mptrain.study.sweep import worker
 from mptrain.study.sweep.executor import Program
 from mptrain.study.sweep.worker import one_line
 from mptrain.system.errors import DataError
+from tests.small_runs import environment
 
 
 @pytest.mark.parametrize(
@@ -40,9 +39,10 @@ def test_threads_that_cannot_be_set_are_reported_as_the_program_reports(tmp_path
 
 
 IMPORTS = """
-import os, pathlib, signal, sys, jobs_that_end as jobs
+import os, pathlib, signal, sys
 from mptrain.study.sweep.executor import JobSpec
 from mptrain.study.sweep.worker import SubmittedJob, run_submitted_job
+from tests import jobs_that_end as jobs
 class Swallows:
     def find_spec(self, name, path=None, target=None):
         if name == "mptrain.config.compose":
@@ -61,12 +61,7 @@ run_submitted_job(SubmittedJob(job, (), "config", None, folder / "result", jobs.
 
 @pytest.mark.process
 def test_a_stop_while_a_submitted_job_imports_is_not_swallowed(tmp_path):
-    tests = Path(__file__).parents[2]
-    ended = subprocess.run(
-        [sys.executable, "-c", IMPORTS, tmp_path],
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])},
-    )
+    ended = subprocess.run([sys.executable, "-c", IMPORTS, tmp_path], check=False, env=environment())
     assert ended.returncode == 75
     found = worker.read_result(tmp_path / "result")
     assert (found.status, found.reason) == ("preempted", "SIGTERM: stopped before training started")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.audio_generation import audio_dataset
@@ -31,6 +30,7 @@ from mptrain.workloads.audio_generation.datasets.synthetic_sounds import (
 )
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.sound.recordings import SOUNDS, TRANSCRIPTS, RecordingError
+from tests.loops import each
 
 CPU = torch.device("cpu")
 

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from told_models import Says
 from torch import nn
 
 from mptrain.workloads.audio_generation import audio_dataset
 from mptrain.workloads.audio_generation.task import RawAudio
 from mptrain.workloads.base.batch import Batch
+from tests.told_models import Says
 
 TASK = RawAudio(levels=3, sample_rate=8000)
 

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from loops import each
 from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.precision.upcast import Upcast
 from mptrain.workloads.audio_generation.models.wavenet import wavenet
+from tests.loops import each
 
 HALF = [torch.float16, torch.bfloat16]
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import tracemalloc
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import sample_order
+from tests.small_runs import environment
 
 
 class Numbers:
@@ -157,9 +157,8 @@ def test_a_stop_reaches_the_caller_with_its_message_and_hint(workers):
 def test_workers_outlive_signals_but_not_their_process():
     script = """
         import signal, sys
-        sys.path.insert(0, sys.argv[1])
-        from test_loader import Numbers
         from mptrain.workloads.base import Loader
+        from tests.workloads.base.test_loader import Numbers
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda *_: None)
         batches = Loader(Numbers(40, in_memory=False), 2, 0, shuffle=True, workers=2).batches(0)
@@ -168,9 +167,9 @@ def test_workers_outlive_signals_but_not_their_process():
         sys.stdin.readline()
         print(1 + sum(1 for _, batch in zip(range(14), batches)))
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", textwrap.dedent(script)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(command, env=environment(), text=True, start_new_session=True, **pipes) as process:
         assert process.stdout.readline() == "started\n"
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             os.killpg(process.pid, number)

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import small_runs
 import torch
 from torch.utils.data import ChainDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
@@ -17,6 +16,7 @@ from mptrain.cli.main import main
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
+from tests import small_runs
 
 OWN = """
 import random

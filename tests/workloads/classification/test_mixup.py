@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy import stats
-from small_runs import steps_of, whole_and_resumed
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.classification.task import Classify, mixed
+from tests.small_runs import steps_of, whole_and_resumed
 
 TINY = ("model=mlp", "dataset.train_samples=96", "train.batch_size=16", "train.epochs=2", "task.mixup=0.2")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from loops import each
 from torch import nn
 
 from mptrain.system.errors import ConfigError
@@ -17,6 +16,7 @@ from mptrain.workloads.classification.models.convnet import cnn
 from mptrain.workloads.classification.models.perceptron import mlp
 from mptrain.workloads.classification.models.plain import plain16
 from mptrain.workloads.classification.models.published import torchvision_classifier
+from tests.loops import each
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "model"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from told_models import Says
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.classification.task import Classify
+from tests.told_models import Says
 
 
 def batch_of(targets):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from loops import each
-from small_runs import environment, parts_of, run_command, run_in_process, whole_and_resumed
 
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.classification.models.timm_models import timm_classifier
+from tests.loops import each
+from tests.small_runs import environment, parts_of, run_command, run_in_process, whole_and_resumed
 
 #: Small networks of many families, with the side of the images.
 FAMILIES = """

@@ -36,7 +36,11 @@ def test_a_classifier_of_each_family_takes_three_steps(takes_three_steps, name, 
 
 
 def test_an_index_buffer_between_counting_norms_is_no_trouble(takes_three_steps, usual_mode):
-    own = ("extensions.allow=[indexed_attention]", "model._target_=indexed_attention.IndexedAttention", "~model.widths")
+    own = (
+        "extensions.allow=[tests.indexed_attention]",
+        "model._target_=tests.indexed_attention.IndexedAttention",
+        "~model.widths",
+    )
     takes_three_steps(usual_mode, *words_of(8), *own)
 
 

@@ -5,13 +5,13 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import each
 from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.enhancement.models.dncnn import dncnn
 from mptrain.workloads.enhancement.models.edsr import Enlarged, edsr
+from tests.loops import each
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import each
-from told_models import Says
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.enhancement.task import Enhance, in_8_bits, luminance, psnr, ssim
+from tests.loops import each
+from tests.told_models import Says
 
 
 def drawn(*shape, seed=1):

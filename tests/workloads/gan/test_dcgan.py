@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from loops import each
 from torch import nn
 
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.gan.models.dcgan import dcgan
+from tests.loops import each
 
 SIZES = (8, 16, 32, 64, 128)
 

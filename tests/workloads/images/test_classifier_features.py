@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loops import each
 from torch import nn
 
 from mptrain.system.errors import ConfigError
@@ -10,6 +9,7 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.classification.models.convnet import cnn
 from mptrain.workloads.gan.task import ClassifierFeatures
+from tests.loops import each
 
 
 class Remembers(nn.Module):

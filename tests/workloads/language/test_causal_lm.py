@@ -7,14 +7,14 @@ import json
 import pytest
 import torch
 import transformers
-from loops import each
-from small_runs import parts_of, run_in_process, whole_and_resumed
 
 from mptrain.engine.rehearsal import rehearse
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.classification.models.sequence_classifier import sequence_classifier
 from mptrain.workloads.language.models.causal_lm import causal_lm
 from mptrain.workloads.text.subwords import PAD
+from tests.loops import each
+from tests.small_runs import parts_of, run_in_process, whole_and_resumed
 
 LANGUAGE = ("gpt2", "llama", "qwen3_moe", "mixtral", "mamba")
 CLASSIFIERS = ("bert", "distilbert", "roberta")

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from told_models import Says
 from torch import nn
 
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.language.task import Language
+from tests.told_models import Says
 
 
 def batch_of(targets, **more):

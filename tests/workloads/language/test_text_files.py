@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.base.loader import Loader
@@ -14,6 +13,7 @@ from mptrain.workloads.language.datasets.python_docs import load_python_docs, re
 from mptrain.workloads.language.datasets.text_files import load_text
 from mptrain.workloads.language.language_dataset import TextSplit, divide, joined
 from mptrain.workloads.text.tokens import UNKNOWN, learn
+from tests.loops import each
 
 
 def split_of(tokens=101, length=5, lanes=0, **more):

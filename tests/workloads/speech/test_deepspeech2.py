@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loops import each
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mptrain.precision.upcast import Upcast
 from mptrain.workloads.speech.models.deepspeech2 import MaskedBatchNorm, Recurrent, RowConvolution, deepspeech2
+from tests.loops import each
 
 LENGTHS = torch.tensor([31, 8, 1, 20])
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.speech.spectrograms import FLOOR, SpectrogramFeatures
+from tests.loops import each
 
 MEL = SpectrogramFeatures("log_mel", 8000, 20.0, 10.0, 40)
 SPECTRUM = SpectrogramFeatures("log_spectrogram", 16000, 20.0, 10.0, 40)

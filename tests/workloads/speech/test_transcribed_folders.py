@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from loops import each
 from scipy.io import wavfile
 
 from mptrain.system.errors import ConfigError, DataError
@@ -16,6 +15,7 @@ from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.sound.recordings import Alphabet
 from mptrain.workloads.speech.datasets.transcribed_folders import entries_of, load_speech
 from mptrain.workloads.speech.speech_dataset import Utterance, divided_by, hold_out_utterances
+from tests.loops import each
 
 
 def record(path, seconds=1.0, rate=16000, channels=1, seed=0):

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.base.data_files import checking
 from mptrain.workloads.text.datasets.docstrings import PACKAGES, load_docstrings
 from mptrain.workloads.text.datasets.labelled_files import load_labelled_text
 from mptrain.workloads.text.subwords import PAD
+from tests.loops import each
 
 LINES = [
     ("cat" if number % 3 else "dog", f"it says {'meow' if number % 3 else 'woof'} {'again ' * (number % 4)}n{number}")

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.workloads.text.subwords import BEGIN, END, PAD, UNKNOWN
 from mptrain.workloads.translation.task import beam_search, greedy
+from tests.loops import each
 
 A, B = 4, 5
 VOCABULARY = 6

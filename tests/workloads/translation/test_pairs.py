@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from loops import each
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.text.subwords import END, PAD
 from mptrain.workloads.translation.datasets.number_words import draw_numbers, load_number_words, name_of
 from mptrain.workloads.translation.datasets.pairs import load_pairs
 from mptrain.workloads.translation.pair_dataset import Pair, distinct, hold_out_pairs, tidied
+from tests.loops import each
 
 LINES = [f"{name_of(number, 'de')}\t{name_of(number, 'en')}" for number in range(300)]
 

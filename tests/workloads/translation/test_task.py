@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import each
 from sacrebleu.metrics import BLEU
 from torch import nn
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.text.subwords import BEGIN, END, PAD
 from mptrain.workloads.translation.task import Translate
+from tests.loops import each
 
 WORDS = ["", "", "", "", "the", "loss", "is", "scaled", "by", "a", "power", "of", "two"]
 

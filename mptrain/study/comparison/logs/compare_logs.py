@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple
 from scipy import special
 
 from mptrain.runlog.run_state import lower_is_better
-from mptrain.study.comparison.logs.runs import Form, LoggedRun, Question, read_arms, read_curves
-from mptrain.study.comparison.results import Interval, Word, as_table
+from mptrain.study.comparison.logs.runs import LoggedRun, Question, read_arms, read_curves
+from mptrain.study.comparison.results import Equivalence, Form, Interval, Word, as_table
+from mptrain.study.comparison.sentences import OF_REFERENCE, Grounds, why
 from mptrain.study.comparison.statistics import (
     bootstrap_p,
     difference_of_means,
@@ -30,11 +31,9 @@ from mptrain.study.comparison.statistics import (
     runs_for_power,
     unseen_share,
 )
-from mptrain.study.comparison.verdict import ArmFacts, Reason, fisher_test, sign_test, verdict_of
+from mptrain.study.comparison.verdict import ArmFacts, fisher_test, sign_test, verdict_of
 from mptrain.system.errors import UsageError
 from mptrain.system.words import counted, listed
-
-_ALIKE = "the runs of each arm all end at one value, as copies or runs of one seed do"
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def judge_arm(
         unseen=_unseen(len(runs) - len(values), len(runs)),
         overturned_at=math.nan,
         verdict="reference",
-        why="the other arms are compared with it",
+        why=OF_REFERENCE,
     )
     if reference is None:
         return arm
@@ -113,28 +112,50 @@ def _against(
     unlearned = not any(_have_learned(runs, question) for runs in (arm.runs, reference))
     word, reason = verdict_of(
         ArmFacts(
-            tests.outer if tests else None,
-            tests is not None and tests.inside,
+            tests.difference if tests else None,
+            tests is not None and tests.holds,
             not question.lower_is_better,
-            bool(failed[0]),
-            bool(failed[1]),
-            failure_p,
+            form=question.form,
+            failed=bool(failed[0]),
+            reference_failed=bool(failed[1]),
+            failure_p=failure_p,
             paired=question.paired,
-            one_sided=question.form == "not inferior",
             unlearned=unlearned and not (no_spread and samples.values[0] != samples.others[0]),
             no_spread=no_spread,
             alpha=alpha,
         )
     )
-    if reason == "failures":
-        return replace(arm, verdict=word, why=f"{not_finite}, more than by chance (exact test, p = {failure_p:.2g})")
-    if any(failed) and _failure_p(reference, arm.runs, paired=question.paired) < alpha:
-        not_finite += ": more of the reference than by chance"
+    more_of_reference = any(failed) and _failure_p(reference, arm.runs, paired=question.paired) < alpha
+    grounds = replace(
+        _grounds(question, alpha),
+        failed=f"{not_finite}, more of the reference than by chance" if more_of_reference else not_finite,
+        failure_p=failure_p,
+        few=_few(min(len(samples.values), len(samples.others)), paired=question.paired),
+        unlearned="runs are no better than at their start, beyond chance",
+    )
     if tests is None:
-        few = f"{not_finite}, and fewer than two of one arm are left" if not_finite else ""
-        return replace(arm, verdict=word, why=_ALIKE if no_spread else few or _too_few(samples, question, alpha))
-    why = _why(reason, tests, question, alpha, not_finite)
-    return replace(arm, difference=tests.outer, power=tests.power, runs_needed=tests.needed, verdict=word, why=why)
+        needed = None if no_spread or any(failed) else _needed_as_other(samples, question, alpha)
+        return replace(arm, verdict=word, why=why(reason, replace(grounds, needed_as_other=needed)))
+    equivalence = tests.equivalence
+    numbers = replace(grounds, difference=tests.difference, tests=equivalence, alike=tests.alike)
+    judged = replace(arm, verdict=word, why=why(reason, numbers))
+    if reason == "failures":
+        return judged
+    needed_runs = equivalence.pairs_for_80
+    return replace(judged, difference=tests.difference, power=equivalence.power, runs_needed=needed_runs)
+
+
+def _grounds(question: Question, alpha: float) -> Grounds:
+    """Return what the sentence of each verdict names of a question, with numbers as precise as the table has them."""
+    return Grounds(
+        question.metric,
+        not question.lower_is_better,
+        form=question.form,
+        alpha=alpha,
+        paired=question.paired,
+        number=None if math.isnan(question.target) else question.target,
+        signed="{:+.4g}".format,
+    )
 
 
 def _failure_p(runs: Sequence[LoggedRun], reference: Sequence[LoggedRun], *, paired: bool) -> float:
@@ -198,99 +219,76 @@ class _Tests(NamedTuple):
     """Tests of an arm against a reference.
 
     Attributes:
-        outer: Interval of the difference for "better" and "worse".
-        inner: That of the one-sided tests.
-        inside: The claim, equivalence or no inferiority, holds.
-        power: Of finding equal arms equivalent (not inferior), and ``needed``: the runs or pairs for 80 % of it.
-        note: Further test that has to agree, or what is odd about the values, in words; empty for none.
+        difference: Difference of the means with the interval for "better" and "worse".
+        equivalence: The one-sided tests, both or that of no inferiority: the ends of their interval, but no p value of
+            the t tests. Unpaired, ``pairs_for_80`` is the number of runs of each arm.
+        holds: The claim, equivalence or no inferiority, holds.
+        alike: All pairs have the same difference.
     """
 
-    outer: Interval
-    inner: Interval
-    inside: bool
-    power: float = math.nan
-    needed: int | None = None
-    note: str = ""
+    difference: Interval
+    equivalence: Equivalence
+    holds: bool
+    alike: bool
 
 
 def _tests(samples: _Samples, question: Question, alpha: float, *, planned: bool) -> _Tests:
-    outer, inner = samples.interval(1 - alpha), samples.interval(1 - 2 * alpha)
-    margin, note, one_sided = question.margin, "", question.form == "not inferior"
-    inside = _worst(inner, question) < margin if one_sided else _is_within(inner, margin)
+    inner = samples.interval(1 - 2 * alpha)
+    margin, one_sided = question.margin, question.form == "not inferior"
+    worst = inner.high if question.lower_is_better else -inner.low
+    holds = worst < margin if one_sided else -margin < inner.low and inner.high < margin
     independent = [samples.differences] if samples.paired else [samples.values, samples.others]
+    p_bootstrap, power, needed = None, math.nan, None
     if any(map(looks_skewed, independent)):
         side = (1 if question.lower_is_better else -1) if one_sided else 0
         own, other = (math.hypot(*samples.rounding), 0.0) if samples.paired else samples.rounding
-        p = bootstrap_p(independent[0], margin, own, side, [] if samples.paired else samples.others, other)
-        inside = inside and p < alpha
-        note = f"; {'differences' if samples.paired else 'values'} are skewed, bootstrap-t p = {p:.2g}"
-    if samples.paired and math.isclose(min(samples.differences), max(samples.differences), rel_tol=1e-9, abs_tol=1e-12):
-        note += "; all pairs have the same difference, so the true spread is unknown"
-    tests = _Tests(outer, inner, inside, note=note)
-    if not planned:
-        return tests
-    spreads = samples.spreads()
-    runs = (len(samples.values), len(samples.others))[: len(spreads)]
-    return tests._replace(
-        power=power_of_equivalence(spreads, runs, margin, alpha, one_sided=one_sided),
-        needed=runs_for_power(spreads, margin, alpha, one_sided=one_sided),
-    )
-
-
-def _worst(interval: Interval, question: Question) -> float:
-    """Return how much worse an arm may be at most, by the end of an interval."""
-    return interval.high if question.lower_is_better else -interval.low
-
-
-def _is_within(interval: Interval, margin: float) -> bool:
-    return -margin < interval.low and interval.high < margin
-
-
-def _why(reason: Reason, tests: _Tests, question: Question, alpha: float, not_finite: str) -> str:
-    """Return the reason of a verdict as a sentence."""
-    wide, narrow = _in_words(tests.outer, 1 - alpha), _in_words(tests.inner, 1 - 2 * alpha)
-    if reason == "biased selection":
-        return f"{not_finite}: those that are left are a biased selection"
-    if reason in ("worse difference", "better difference"):
-        skewed = (
-            "skewed" in tests.note
-        ) * "; skewed: of a long tail such an interval excludes a true zero in more than 5 %"
-        return wide + skewed + (f"; also, {not_finite}" if not_finite else "")
-    if question.form == "not inferior":
-        worst = f"at most {_worst(tests.inner, question):.4g} worse ({1 - alpha:.3g} one-sided)"
-        why = f"{wide}; {worst}, margin {question.margin:g}{tests.note}"
-    else:
-        within = "" if _is_within(tests.inner, question.margin) else "not "
-        why = f"{narrow}, {within}within ±{question.margin:g}{tests.note}"
-    if reason == "unlearned":
-        return f"runs are no better than at their start, beyond chance, and untrained arms agree; {why}"
-    if reason == "equivalence" or tests.note or math.isnan(tests.power):
-        return why
-    return f"{why}; {_runs_in_words(tests.needed, question)}"
+        p_bootstrap = bootstrap_p(independent[0], margin, own, side, [] if samples.paired else samples.others, other)
+        holds = holds and p_bootstrap < alpha
+    if planned:
+        spreads = samples.spreads()
+        runs = (len(samples.values), len(samples.others))[: len(spreads)]
+        power = power_of_equivalence(spreads, runs, margin, alpha, one_sided=one_sided)
+        needed = runs_for_power(spreads, margin, alpha, one_sided=one_sided)
+    alike = samples.paired and math.isclose(min(independent[0]), max(independent[0]), rel_tol=1e-9, abs_tol=1e-12)
+    equivalence = Equivalence(margin, inner.low, inner.high, math.nan, power, needed, alpha, p_bootstrap)
+    return _Tests(samples.interval(1 - alpha), equivalence, holds, alike)
 
 
 def _against_target(arm: LoggedArm, values: list[float], question: Question, alpha: float) -> LoggedArm:
-    failed = len(arm.runs) - len(values)
-    if failed or len(values) < 2 or len({*values}) == 1:
-        few = "one run says nothing of how much runs differ: give two or more" if len(values) < 2 else _ALIKE
-        why = f"{failed} of {len(arm.runs)} runs are not finite there" if failed else few
-        return replace(arm, verdict="undecided", why=why)
-    rounding = _rounding(arm.runs)
-    diff = difference_of_means(values, question.target, 1 - 2 * alpha, (rounding, 0.0))
-    side = -1 if diff.mean > 0 else 1
-    certain, note = diff.high < 0 or diff.low > 0, "; of a long tail, which few runs show, more than 5 % are wrong"
-    if looks_skewed(values):
-        p = bootstrap_p([value - question.target for value in values], 0.0, rounding, side)
-        certain, note = certain and p < alpha, f"; values are skewed, bootstrap-t p = {p:.2g}"
-    beats = (side == 1) == question.lower_is_better
-    word: Word = ("beats target" if beats else "misses target") if certain else "undecided"
-    why = f"mean less target {diff.mean:+.4g}, one-sided {1 - alpha:.3g} bounds {diff.low:+.4g} and {diff.high:+.4g}"
-    return replace(arm, difference=diff, verdict=word, why=why + note)
+    """Judge an arm against a target, a number that has no spread."""
+    failed, no_spread = len(arm.runs) - len(values), len(values) > 1 and len({*values}) == 1
+    difference, p_bootstrap, rounding = None, None, _rounding(arm.runs)
+    if len(values) > 1 and not no_spread:
+        difference = difference_of_means(values, question.target, 1 - 2 * alpha, (rounding, 0.0))
+        if looks_skewed(values):
+            side = -1 if difference.mean > 0 else 1
+            p_bootstrap = bootstrap_p([value - question.target for value in values], 0.0, rounding, side)
+    excludes_target = difference is not None and (difference.high < 0 or difference.low > 0)
+    word, reason = verdict_of(
+        ArmFacts(
+            difference,
+            excludes_target and (p_bootstrap is None or p_bootstrap < alpha),
+            not question.lower_is_better,
+            form=question.form,
+            failed=bool(failed),
+            no_spread=no_spread,
+            alpha=alpha,
+        )
+    )
+    grounds = replace(
+        _grounds(question, alpha),
+        difference=difference,
+        failed=f"{failed} of {len(arm.runs)} runs are not finite there" if failed else "",
+        few=_few(len(values), paired=False),
+        p_bootstrap=p_bootstrap,
+    )
+    return replace(arm, difference=None if failed else difference, verdict=word, why=why(reason, grounds))
 
 
 def _overturned_at(arm: LoggedArm, reference: Sequence[LoggedRun], question: Question, alpha: float) -> float:
     """Return the value nearest to the mean with which one more run of an arm changes its verdict; NaN if unknown."""
     values = _finite(arm.runs)
+    # One more run of a pair would need a partner.
     if arm.verdict == "undecided" or question.paired or len(values) < len(arm.runs):
         return math.nan
     worse = 1.0 if question.lower_is_better else -1.0
@@ -339,27 +337,20 @@ def _rounded_to(runs: Sequence[LoggedRun]) -> float:
     return min((run.rounded_to for run in runs), default=0.0)  # a coarser step is one by chance
 
 
-def _too_few(samples: _Samples, question: Question, alpha: float) -> str:
-    """Return why one run of an arm decides nothing, and how many would, by the spread of the other arm."""
-    why = "one run of an arm says nothing of how much its runs differ"
+def _few(count: int, *, paired: bool) -> str:
+    """Return how many runs the smaller arm has, or how many pairs there are, as a sentence."""
+    many = "only one" if count else "no"
+    return f"{many} pair of runs is complete" if paired else f"an arm has {many} finite run"
+
+
+def _needed_as_other(samples: _Samples, question: Question, alpha: float) -> tuple[float, int | None] | None:
+    """Return the standard deviation of the arm that has several runs, and how many of each arm it asks for."""
     many, by = max(zip((samples.values, samples.others), samples.rounding, strict=True), key=lambda pair: len(pair[0]))
     if len(many) < 2 or question.paired:
-        return f"{why}: give two or more of each"
+        return None
     spread = math.hypot(mean_and_spread(many)[1], by)
     needed = runs_for_power((spread, spread), question.margin, alpha, one_sided=question.form == "not inferior")
-    as_others = f"if they differ as those of the other arm (standard deviation {spread:.3g})"
-    return f"{why}; {as_others}, {_runs_in_words(needed, question)}"
-
-
-def _runs_in_words(needed: int | None, question: Question) -> str:
-    what = "pairs" if question.paired else "runs of each arm"
-    if needed is None:
-        return f"more than 1,000 {what} would be needed for this margin"
-    return f"{needed:,} {what} would find equal arms so with a probability of 80 %"
-
-
-def _in_words(interval: Interval, level: float) -> str:
-    return f"difference {interval.mean:+.4g}, {100 * level:.6g} % CI {interval.low:+.4g} to {interval.high:+.4g}"
+    return spread, needed
 
 
 #: Level of all tests together.

@@ -11,19 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from mptrain.study.comparison.logs.curves import Curve, read_curve
-from mptrain.study.comparison.statistics import (
-    rounding_step,
-)
+from mptrain.study.comparison.results import Form
+from mptrain.study.comparison.statistics import rounding_step
 from mptrain.system.errors import DataError, UsageError
 from mptrain.system.words import counted, listed
-
-#: Claims that a comparison of logs can be asked about.
-Form = Literal["equivalent", "not inferior", "beats target"]
 
 
 @dataclass(frozen=True)

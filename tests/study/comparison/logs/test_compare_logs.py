@@ -16,6 +16,7 @@ from mptrain.study.comparison.logs import compare_logs as verdict
 from mptrain.study.comparison.logs.compare_logs import LoggedArm, compare, compare_logs
 from mptrain.study.comparison.logs.curves import Curve
 from mptrain.study.comparison.logs.runs import LoggedRun, Question, _point, _run
+from mptrain.study.comparison.sentences import ALIKE
 from mptrain.study.comparison.statistics import (
     difference_of_means,
     power_of_equivalence,
@@ -67,18 +68,21 @@ def test_an_arm_is_judged_by_its_runs(values, word, tmp_path):
     assert verdicts(found) == {"full": "reference", "half": word}
 
 
+TWO_OF_EACH = "a verdict needs at least two runs of each arm to estimate the spread over runs"
+
+
 def test_one_run_of_each_says_that_it_decides_nothing_and_one_of_an_arm_how_many_would(tmp_path):
     found = compare_logs(logs(tmp_path, full=[3.3], half=[3.3001]), ASKED)
-    assert found.arms[1].why == "one run of an arm says nothing of how much its runs differ: give two or more of each"
+    assert found.arms[1].why == f"an arm has only one finite run, and {TWO_OF_EACH}"
     found = compare_logs(logs(tmp_path, other=REFERENCE, half=[3.3001]), ASKED)
-    assert "runs of each arm would find equal arms so with a probability of 80 %" in found.arms[1].why
+    assert found.arms[1].why.endswith(" runs of each arm would reach 80 % power")
 
 
 def test_copies_and_runs_of_one_value_are_no_evidence(tmp_path):
     with pytest.raises(DataError, match="are the same log"):
         compare_logs({"a": [str(tmp_path / "x-0.csv")] * 2, **logs(tmp_path, x=[1.0])}, ASKED)
     found = compare_logs(logs(tmp_path, full=[3.3, 3.3], half=[3.3, 3.3]), ASKED)
-    assert found.arms[1].why == verdict._ALIKE
+    assert found.arms[1].why == ALIKE
     found = compare_logs(logs(tmp_path, full=[3.3, 3.3], half=[3.3, 3.3001]), ASKED)
     assert "full: all runs end at one value, as copies or runs of one seed do" in found.notes
 
@@ -128,10 +132,8 @@ def test_failures_are_said_and_those_of_the_reference_make_no_arm_worse(tmp_path
         "undecided", "0 of 4 runs of it and 2 of 4 of the reference are not finite there",
     )  # fmt: skip
     found = compare_logs(logs(tmp_path, full=REFERENCE, most=[math.nan, math.nan, 3.3]), ASKED).arms[1]
-    assert (
-        found.why
-        == "2 of 3 runs of it and 0 of 4 of the reference are not finite there, and fewer than two of one arm are left"
-    )
+    not_finite = "2 of 3 runs of it and 0 of 4 of the reference are not finite there"
+    assert found.why == f"{not_finite}; an arm has only one finite run, and {TWO_OF_EACH}"
     assert found.unseen == pytest.approx(0.983, abs=0.001)  # Clopper and Pearson's bound for 2 of 3
 
 
@@ -272,7 +274,7 @@ def test_an_arm_that_fails_more_often_than_by_chance_is_worse(tmp_path):
     found = compare_logs(arms, ASKED).arms[1]
     assert (found.verdict, found.why) == (
         "worse",
-        "5 of 5 runs of it and 0 of 5 of the reference are not finite there, more than by chance (exact test, p = 0.0079)",
+        "5 of 5 runs of it and 0 of 5 of the reference are not finite there, more than by chance (Fisher's exact test, p = 0.0079)",
     )
     turned = compare_logs({"half": arms["half"], "full": arms["full"]}, ASKED).arms[1]
     assert turned.verdict == "undecided"
@@ -310,7 +312,7 @@ def test_arms_of_which_neither_has_learned_are_not_equivalent(one, two, word, tm
     )
     if word == "neither has learned":
         assert inferior.arms[1].verdict == word
-        assert "untrained arms agree" in found.why or found.why == verdict._ALIKE
+        assert "untrained arms agree" in found.why or found.why == ALIKE
 
 
 def test_a_reference_that_dies_more_often_than_by_chance_is_said(tmp_path):
@@ -329,7 +331,7 @@ def test_pairs_of_one_difference_say_so(tmp_path):
     paths = {name: [path.replace("*", "{seed}") for path in some] for name, some in given.items()}
     found = compare_logs(paths, asked(metric="iou", lower_is_better=False, paired=True)).arms[1]
     assert found.verdict == "equivalent"
-    assert "all pairs have the same difference, so the true spread is unknown" in found.why
+    assert "; all pairs have the same difference, and the CI reflects the rounding of values" in found.why
 
 
 def test_a_metric_that_stays_at_one_value_makes_no_copies_of_runs(tmp_path):

@@ -11,13 +11,13 @@ import sqlite3
 
 import numpy as np
 import pytest
-from small_runs import TINY, run_in_process
 
 from mptrain.runlog import RunState, create_run, read_run
 from mptrain.study.comparison.logs import curves
 from mptrain.study.comparison.logs.curves import read_curve
 from mptrain.study.comparison.logs.runs import Question, read_curves
 from mptrain.system.errors import DataError, MptrainError, UsageError
+from tests.small_runs import TINY, run_in_process
 
 LOSSES = [2.5, 1.25, 0.75, 0.5]
 STEPS = [10, 20, 30, 40]

@@ -1,0 +1,1 @@
+"""Measurements of one training step in several precisions, on which doctor and diagnose build."""

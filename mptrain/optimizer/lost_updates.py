@@ -1,0 +1,123 @@
+"""Lost updates of half-precision weights under an optimizer of torch: whether it keeps a master copy, and what is lost.
+
+transformers loads checkpoints in the dtype in which they were saved, mostly BF16, so many loops train BF16 weights
+without a master copy, whatever their options say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mptrain.numerics.rounding import decay_is_lost, exact_update, stuck
+from mptrain.numerics.tensors import is_countable, part
+
+#: Parts of the names of state in which optimizers keep what rounding takes: master weights of Apex, Transformer Engine
+#: and DeepSpeed, and buffers of compensated sums (optimi, pytorch-optimizer, mptrain).
+_KEPT = ("master", "fp32", "kahan", "compensation", "comp_buffer", "residual")
+
+#: Options of optimizers, by their attributes or in their groups, with which nothing is lost on average, or at all.
+_OPTIONS = (
+    "bf16_stochastic_round",
+    "stochastic_rounding",
+    "stochastic_round",
+    "kahan_sum",
+    "use_kahan",
+    "master_weights",
+)
+
+#: State of torch's optimizers that decays, and the constant of its group that says how much of it an update keeps.
+_DECAYS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "exp_avg": lambda group: group["betas"][0],
+    "exp_avg_sq": lambda group: group["betas"][1],
+    "momentum_buffer": lambda group: group["momentum"],
+    "square_avg": lambda group: group["alpha"],
+}
+
+
+def loses_updates(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
+    """Return whether a weight is stored in half precision, and nothing keeps what rounding takes from its updates."""
+    if not parameter.is_floating_point() or parameter.dtype.itemsize != 2:
+        return False
+    group = _group_of(optimizer, parameter)
+    if any(getattr(optimizer, option, False) or group.get(option) for option in _OPTIONS):
+        return False
+    state = optimizer.state.get(parameter, {})
+    return not any(_is_kept(key, value, parameter) for key, value in state.items() if isinstance(value, Tensor))
+
+
+def _is_kept(key: Any, value: Tensor, parameter: Tensor) -> bool:
+    if value.shape != parameter.shape:
+        return False
+    if any(word in str(key).lower() for word in _KEPT):
+        return True
+    own, weight = part(value), part(parameter.detach())  # a master copy by another name
+    return own.dtype == torch.float32 and bool(weight.any()) and torch.equal(own.to(weight.dtype), weight)
+
+
+def update_of(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor, same: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """Return the update that Adam, AdamW or SGD of torch has made of elements of a weight, before it was rounded.
+
+    ``same`` takes the elements from tensors of the shape of this rank's shard. None of another optimizer.
+    """
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        return None
+    shape = part(parameter.detach()).shape
+    tensors = {
+        key: part(value) if isinstance(value, Tensor) else value for key, value in optimizer.state[parameter].items()
+    }
+    state = {
+        key: same(value) if isinstance(value, Tensor) and value.shape == shape and value.dim() else value
+        for key, value in tensors.items()
+    }
+    gradient = None if parameter.grad is None else same(part(parameter.grad.detach()))
+    return exact_update(type(optimizer).__name__, _group_of(optimizer, parameter), state, before, gradient)
+
+
+def lost_at_start(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Return what is known before the first update of half-precision weights without a master copy, None if nothing is.
+
+    For Adam and AdamW of torch, whose updates are about as large as the rate: the share of weights that an update of
+    that size does not change at the largest rate that the groups name. It is no bound: where gradients are rare, an
+    update may be three times as large. Other optimizers may keep a copy, which they have not made yet.
+    """
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return None
+    elements = stays = 0
+    peak, dtypes = 0.0, set[str]()
+    for group in optimizer.param_groups:
+        rate = max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
+        for parameter in group["params"] if rate else ():
+            if not (parameter.requires_grad and loses_updates(optimizer, parameter) and is_countable(part(parameter))):
+                continue
+            own = part(parameter.detach())
+            elements, stays = elements + own.numel(), stays + int(stuck(own, rate))
+            peak, dtypes = max(peak, rate), dtypes | {str(parameter.dtype).removeprefix("torch.")}
+    if not elements or not peak:
+        return None
+    return {"dtype": ", ".join(sorted(dtypes)), "elements": elements, "stuck": stays, "lr": peak}
+
+
+def lost_decays(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return which state in half precision cannot fall, because its decay is rounded away: name, dtype and decay."""
+    found: dict[tuple[str, str, float], dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if key not in _DECAYS or not isinstance(value, Tensor) or value.dtype.itemsize != 2:
+                    continue
+                keep = float(_DECAYS[key](group))
+                dtype = str(value.dtype).removeprefix("torch.")
+                if (key, dtype, keep) not in found and decay_is_lost(value.dtype, keep):
+                    found[key, dtype, keep] = {"state": key, "dtype": dtype, "keeps": keep}
+    return [*found.values()]
+
+
+def _group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Mapping[str, Any]:
+    groups = (group for group in optimizer.param_groups if any(parameter is each for each in group["params"]))
+    return next(groups, {})
