@@ -126,7 +126,7 @@ def digest_of_bits(tensor: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for number, piece in enumerate(_pieces(tensor.detach(), PIECE)):
         bits = piece.reshape(-1).view(torch.int16).to(torch.int64)
-        weights = torch.arange(1, 2 * bits.numel(), 2, device=bits.device) + 2 * PIECE * number
+        weights = torch.arange(bits.numel(), device=bits.device) * 2 + 2 * PIECE * number + 1
         total += (bits * weights).sum()  # modulo 2^64
     return total
 

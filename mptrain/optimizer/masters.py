@@ -74,24 +74,24 @@ class MasterWeights:
             own if same else _wide_copy(own, part_for(initial.get(name, p), p))
             for name, p, own, same in zip(names, params, self.parts, in_place, strict=True)
         ]
-        # Computed once because every step uses them: pairs to round, and FP16 parameters to clamp.
-        self._half = [own for own, same in zip(self.parts, in_place, strict=True) if not same]
+        # Computed once because every step uses them: parameters that have a working copy, and FP16 ones to clamp.
+        self._copied = [own for own, same in zip(self.parts, in_place, strict=True) if not same]
         self._wide = [work for work, same in zip(self.work, in_place, strict=True) if not same]
         self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # with those updated in place
         self._rounding = rounding or Rounding()
         # By index. FP32 parameters with gaps are copied as ever.
         copied = [index for index, same in enumerate(in_place) if not same]
-        ways = self._rounding.kind != "nearest"
-        self._own_way = [index for index in copied if ways and self.parts[index].dtype == torch.bfloat16]
-        self._nearest = [index for index in copied if index not in set(self._own_way)]
+        special = self._rounding.kind != "nearest" and not keep
+        self._not_nearest = [index for index in copied if special and self.parts[index].dtype == torch.bfloat16]
+        self._nearest = [index for index in copied if index not in set(self._not_nearest)]
         self._compensation: dict[int, Tensor] = {}
         if self._rounding.kind == "compensated":
             self._compensation = {
-                index: torch.zeros_like(self.parts[index], dtype=torch.int16) for index in self._own_way
+                index: torch.zeros_like(self.parts[index], dtype=torch.int16) for index in self._not_nearest
             }
             self.copy_to_params()  # what rounding has taken from the initial values
         self._versions: list[int] = []
-        self._followed: set[int] = set()  # indices into _half
+        self._followed: set[int] = set()  # indices into _copied
         self._updates = 0
         self._host = capabilities(self.parts[0].device).host
         self._unseen: list[tuple[int, Tensor]] = []
@@ -102,15 +102,15 @@ class MasterWeights:
 
     def follow(self, parameter: Tensor) -> None:
         """Compare a parameter with its permanent master weights in every step, because passes change it."""
-        self._followed |= {index for index, own in enumerate(self._half) if own is parameter}
+        self._followed |= {index for index, own in enumerate(self._copied) if own is parameter}
 
     def mark(self) -> None:
         """Note the version counters of the half-precision parameters, before the passes of a step."""
-        self._versions = [own._version for own in self._half]
+        self._versions = [own._version for own in self._copied]
 
     def touched(self) -> set[int]:
         """Return the indices of the half-precision parameters that were changed in place since `mark`."""
-        now = [own._version for own in self._half]
+        now = [own._version for own in self._copied]
         if now == self._versions:
             return set()
         return {index for index, (own, version) in enumerate(zip(now, self._versions, strict=True)) if own != version}
@@ -123,11 +123,11 @@ class MasterWeights:
         still rounds to the changed value. So small updates are not lost where a module changes a weight in every pass.
         Nothing is written unless the step's update is applied (bool, shape (1,)). On a CPU it raises as `require_seen`.
         """
-        if not self._keep or not self._half:
+        if not self._keep or not self._copied:
             return
         changed = self._followed | self.touched()
         for index in changed:
-            own, wide = self._half[index], self._wide[index]
+            own, wide = self._copied[index], self._wide[index]
             rounded = _rounded(wide, own)
             value = own.float()
             kept = value + (wide - rounded.float())
@@ -135,8 +135,8 @@ class MasterWeights:
             wide.copy_(torch.where((own != rounded) & applied.view(()), kept, wide))
         self._updates += 1
         if self._updates % LOOK_EVERY == 1:
-            for index in set(range(len(self._half))) - changed:
-                own = self._half[index]
+            for index in set(range(len(self._copied))) - changed:
+                own = self._copied[index]
                 rounded = _rounded(self._wide[index], own)
                 if not (self._host and torch.equal(own, rounded)):
                     self._unseen.append((index, ((own != rounded) & (own == own)).any()))
@@ -165,8 +165,8 @@ class MasterWeights:
 
     def copy_from_params(self) -> None:
         """Copy the parameters to their temporary FP32 copies before an update; permanent master weights stay."""
-        if self._half and not self._keep:
-            foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
+        if self._copied and not self._keep:
+            foreach_copy_(self._wide, [parameter.detach() for parameter in self._copied])
             for index, kept in self._compensation.items():
                 self.work[index].copy_(with_compensation(self.parts[index], kept))
 
@@ -176,12 +176,12 @@ class MasterWeights:
         ``step`` is the number of the update, float32 of shape (1,), of which random bits are a function; without it
         values are rounded to nearest, as those of a checkpoint.
         """
-        if not self._half and not self._fp16:
+        if not self._copied and not self._fp16:
             return
         with torch.no_grad():
             if self._nearest:
                 foreach_copy_([self.parts[i] for i in self._nearest], [self.work[i] for i in self._nearest])
-            for index in self._own_way:
+            for index in self._not_nearest:
                 own, wide = self.parts[index], self.work[index]
                 if self._compensation:
                     round_compensated(wide, own, self._compensation[index])
@@ -200,7 +200,7 @@ class MasterWeights:
         The tensors are detached but not copied; sharded parameters give sharded tensors. Compensated parameters give
         new FP32 tensors, with what rounding took from them.
         """
-        best = self.work if self._keep else [*self.parts]
+        best = list(self.work if self._keep else self.parts)
         for index, kept in self._compensation.items():
             best[index] = with_compensation(self.parts[index], kept)
         return {
@@ -238,7 +238,7 @@ class MasterWeights:
 
     def stored(self) -> dict[str, Tensor]:
         """Return by name the half-precision parameters that hold all there is of a weight between updates."""
-        lossy = () if self._keep else set(self._nearest + self._own_way) - self._compensation.keys()
+        lossy = () if self._keep else set(self._nearest + self._not_nearest) - self._compensation.keys()
         return {self._names[i]: self.parts[i].detach() for i in lossy if self.parts[i].dtype.itemsize < 4}
 
     def in_place_half(self) -> list[str]:

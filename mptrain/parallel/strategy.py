@@ -9,8 +9,8 @@ loss for any split, and learning rate, loss scale and overflow check work as on 
 The all_reduce of norms has P + 1 FP64 numbers for P parameters. It makes every rank skip a step that overflows on one
 rank only, after the reduction of gradients (a broken device, or a shard of the weights that only one rank has).
 
-The backward pass yields sharded gradients, summed over ranks, in the dtype of the parameters. torch rounds FP32 master
-weights to half precision when it gathers them: weights beyond 65504 become inf, whereas
+With FSDP2 the backward pass yields sharded gradients, summed over ranks, in the dtype of the parameters. torch rounds
+FP32 master weights to half precision when it gathers them: weights beyond 65504 become inf, whereas
 `mptrain.optimizer.masters.MasterWeights.copy_to_params` saturates them.
 """
 
@@ -270,14 +270,14 @@ class DDPStrategy(_DistributedStrategy):
             weights.gradients.take_sums(self._sums)
             self._sums.clear()
             return
-        there = self.comm.all_reduce_ints([name not in missing for name in weights.names])
+        ranks_with = self.comm.all_reduce_ints([name not in missing for name in weights.names])
         if single_microbatch and self._rehearsed is not None:
             order = self.comm.broadcast_object(self._rehearsed)
             if weights.gradients.order is None:  # else the run's first batch was that of an earlier process
-                count = dict(zip(weights.names, there, strict=True))
+                count = dict(zip(weights.names, ranks_with, strict=True))
                 weights.gradients.order = [name for name in order if count[name] == self.comm.world_size]
         weights.gradients.fill(
-            [name for name, comm in zip(weights.names, there, strict=True) if comm and name in missing]
+            [name for name, ranks in zip(weights.names, ranks_with, strict=True) if ranks and name in missing]
         )
         sum_over_ranks(list(weights.gradients.in_place().values()), self.comm, wide=self._wide)
 

@@ -18,7 +18,7 @@ from tests.small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of
 
 MODES = [
     "fp32", "amp_static", "amp_dynamic", "amp_bf16", "fp16_static", "fp16_dynamic", "fp16_noscale", "fp16_pure", "bf16",
-    "bf16_pure",
+    "bf16_pure", "bf16_stochastic", "bf16_kahan",
 ]  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_trap_23_24_25_a_refused_step_changes_no_bit_but_the_scale(precision, po
     assert not torch.equal(before["step"], state_of(parts)["step"])
 
 
-HALF_WEIGHTS = ["fp16_dynamic", "fp16_pure", "bf16", "bf16_pure"]
+HALF_WEIGHTS = ["fp16_dynamic", "fp16_pure", "bf16", "bf16_pure", "bf16_stochastic", "bf16_kahan"]
 
 
 @pytest.mark.parametrize("precision", HALF_WEIGHTS)

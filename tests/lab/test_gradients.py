@@ -8,7 +8,7 @@ from torch import nn
 
 from mptrain.engine.module_trail import LOSS
 from mptrain.engine.step import accumulate_gradients
-from mptrain.lab.step.gradients import compare_scales, compute_reference, gradients
+from mptrain.lab.step.gradients import compare_scales, compute_reference, scaled_gradients
 from mptrain.lab.step.observation import disable_dropout, inspect_step, largest_values
 from mptrain.numerics.formats import FLOAT16
 from tests.small_runs import TINY, parts_of
@@ -25,7 +25,7 @@ def test_weights_buffers_generators_and_gradients_stay_as_they_were(precision):
     batch = first(parts)
     before = {name: value.clone() for name, value in parts.model.state_dict().items()}
     generator = torch.get_rng_state()
-    gradients(parts, batch, 2.0**24)  # which overflows
+    scaled_gradients(parts, batch, 2.0**24)  # which overflows
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, before[name]) for name, value in parts.model.state_dict().items())
     assert all(parameter.grad is None for parameter in parts.model.parameters())
@@ -35,7 +35,7 @@ def test_weights_buffers_generators_and_gradients_stay_as_they_were(precision):
 def test_they_are_the_gradients_of_training_without_its_scale(precision):
     parts, _ = parts_of(*TINY, f"precision={precision}", "train.accumulate=2")
     batch = first(parts)
-    found = gradients(parts, batch, 64.0)
+    found = scaled_gradients(parts, batch, 64.0)
     [learner] = parts.learners
     learner.weights.gradients.zero_grad()
     accumulate_gradients(learner, parts.model, batch, parts.plan)
@@ -47,7 +47,7 @@ def test_they_are_the_gradients_of_training_without_its_scale(precision):
 def test_powers_of_two_change_no_bit_where_nothing_underflows_or_overflows():
     parts, _ = parts_of(*TINY, "precision=fp16_static")
     batch = first(parts)
-    low, high = gradients(parts, batch, 2.0**16), gradients(parts, batch, 2.0**19)
+    low, high = scaled_gradients(parts, batch, 2.0**16), scaled_gradients(parts, batch, 2.0**19)
     assert all(torch.equal(low[name], high[name]) for name in low)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.lab.doctor.check import check_scaling, without_gradient
-from mptrain.lab.step.gradients import gradients
+from mptrain.lab.step.gradients import scaled_gradients
 from tests.faulty_networks import WIDTH
 from tests.small_runs import parts_of
 
@@ -113,7 +113,7 @@ def test_parameters_that_no_update_reaches_are_told_from_others(make, saddles, d
     parts, _ = parts_of(*words_of(make, "precision=fp32"))
     parts.model.train()
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
-    zero = [name for name, gradient in gradients(parts, batch, 1.0).items() if not gradient.any()]
+    zero = [name for name, gradient in scaled_gradients(parts, batch, 1.0).items() if not gradient.any()]
     assert [*map(set, without_gradient(parts, batch, zero))] == [saddles, dead]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 from mptrain.numerics.rounding import with_compensation
 from mptrain.optimizer import compensated, stochastic, without_masters
 from mptrain.system.errors import ConfigError
+from tests.small_runs import environment
 
 WRAPPERS = [stochastic, compensated]
 KINDS = {
@@ -199,3 +203,20 @@ def test_one_step_leaves_no_copies_and_groups_as_they_were(wrap):
     train(model, optimizer, 1)
     assert [id(p) for group in optimizer.param_groups for p in group["params"]] == [id(p) for p in model.parameters()]
     assert {id(key) for key in optimizer.state} == {id(parameter) for parameter in model.parameters()}
+
+
+@pytest.mark.distributed
+def test_shards_on_two_ranks_have_the_bits_of_the_whole_and_what_they_lose_is_told():
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "tests.optimizer.sharded_rounding"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers["stochastic"] is True
+    assert answers["compensated"] is True
+    assert answers["fp32 shards"] is True
+    assert answers["fp32 shards lose"] is False
+    told, seen = answers["shares"]
+    assert 0.2 < seen < 1
+    assert abs(told - seen) < 0.01
+    assert 0 < answers["watched"] < 1

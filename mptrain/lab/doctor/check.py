@@ -26,9 +26,9 @@ from mptrain.lab.doctor.findings import (
 from mptrain.lab.doctor.headroom import CloseCall, after_some_steps, close_calls, worth_a_look
 from mptrain.lab.evaluation_check import check_evaluation
 from mptrain.lab.finding import CLOSE, Finding, label, operator_name
-from mptrain.lab.step import gradients as passes
+from mptrain.lab.step import gradients
 from mptrain.lab.step.accuracy import largest_errors, why_worse
-from mptrain.lab.step.gradients import Gradients, gradients, runs_in_float64
+from mptrain.lab.step.gradients import Gradients, runs_in_float64, scaled_gradients
 from mptrain.lab.step.module_tensors import HANDED, Outputs
 from mptrain.lab.step.observation import StepInspection, half_weights, inspect_step, lost_columns
 from mptrain.lab.step.ranges import (
@@ -185,7 +185,7 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     tell("its gradients at loss scales from 2^0 to 2^24")
     parts, _ = build(config)
     prepared = parts.prepare(batch)
-    step = _HalfStep(parts, prepared, form, inspection, passes.operators(parts, prepared), in_fp32)
+    step = _HalfStep(parts, prepared, form, inspection, gradients.operators(parts, prepared), in_fp32)
     every = 2 if seconds > SLOW else 1
     evidence, breaks = _with_scales(step, reference, every, evidence)
     evidence = _with_wrong_outputs(step, evidence)
@@ -210,7 +210,7 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
 
 def _with_reference(
     config: Config, batch: Batch, inspection: StepInspection, form: Format
-) -> tuple[ScalingEvidence, passes.Reference | None]:
+) -> tuple[ScalingEvidence, gradients.Reference | None]:
     """Add what FP32 shows, and return the reference gradients; None if nothing can be compared with them."""
     evidence, half = inspection.evidence, DTYPES[config.precision.parameters]
     wide, _ = build(replace(config, precision=FP32))
@@ -220,20 +220,20 @@ def _with_reference(
         evidence = replace(evidence, lost_columns=columns)
     if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
         return evidence, None
-    if not passes.is_finite(wide, wide.prepare(batch)):
-        breaking = [op for op in passes.operators(wide, wide.prepare(batch)) if op.breaks]
+    if not gradients.is_finite(wide, wide.prepare(batch)):
+        breaking = [op for op in gradients.operators(wide, wide.prepare(batch)) if op.breaks]
         return replace(evidence, fp32_finite=False, breaks_fp32=breaking), None
     prepared = wide.prepare(batch)
-    return evidence, passes.compute_reference(wide, prepared, form, inspection.outputs, inspection.weights, half)
+    return evidence, gradients.compute_reference(wide, prepared, form, inspection.outputs, inspection.weights, half)
 
 
 def _with_scales(
-    step: _HalfStep, reference: passes.Reference, every: int, evidence: ScalingEvidence
+    step: _HalfStep, reference: gradients.Reference, every: int, evidence: ScalingEvidence
 ) -> tuple[ScalingEvidence, tuple[str, ...]]:
     """Add the errors of gradients at every so many powers of two as loss scale, and return where gradients break."""
     broken = next((op for op in step.operators if op.breaks), None)
     lowest = -HIGHEST if broken and (broken.phase, broken.module) == ("backward", LOSS) else 0
-    measured = passes.compare_scales(step.parts, step.batch, reference, range(lowest, HIGHEST + 1, every))
+    measured = gradients.compare_scales(step.parts, step.batch, reference, range(lowest, HIGHEST + 1, every))
     modules = by_module(measured, step.form, step.inspection.order)
     breaks = reference.breaks or _breaks_in_half(step.parts, step.batch, modules)
     zero = [
@@ -255,14 +255,14 @@ def _with_wrong_outputs(step: _HalfStep, evidence: ScalingEvidence) -> ScalingEv
         evidence,
         breaks_half=[op for op in operations if op.breaks],
         close=_close(step.parts, operations, step.form),
-        operators=passes.operator_errors(
+        operators=gradients.operator_errors(
             (step.parts, step.batch), step.in_fp32, step.inspection.outputs, wrong, step.form
         ),
         zeros_by=_zeros_by(operations),
     )
 
 
-def _with_lost_values(step: _HalfStep, reference: passes.Reference, evidence: ScalingEvidence) -> ScalingEvidence:
+def _with_lost_values(step: _HalfStep, reference: gradients.Reference, evidence: ScalingEvidence) -> ScalingEvidence:
     """Add values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite."""
     lost = {
         name: exact
@@ -277,7 +277,7 @@ def _with_backward(step: _HalfStep, breaks: tuple[str, ...], evidence: ScalingEv
     if breaks or not (suspects := wrong_gradients(evidence.modules)):
         return replace(evidence, breaks=breaks)
     scale, weights = 2.0 ** suspects[0], half_weights(step.parts.model)
-    breaks, right = passes.compare_backward(
+    breaks, right = gradients.compare_backward(
         (step.parts, step.batch),
         step.in_fp32,
         step.inspection.outputs,
@@ -286,7 +286,7 @@ def _with_backward(step: _HalfStep, breaks: tuple[str, ...], evidence: ScalingEv
         step.form,
         weights,
     )
-    keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, step.form) for name in breaks))
+    keep = tuple(dict.fromkeys(gradients.holding_gradients(right, name, scale, step.form) for name in breaks))
     return replace(evidence, breaks=breaks, keep_backward=keep)
 
 
@@ -304,7 +304,7 @@ def _report(
     return ScalingReport(evidence, problems, modules, reference, batch.samples, notes, minor)
 
 
-def _near_the_top(reference: passes.Reference, half_outputs: Outputs, form: Format) -> tuple[str, ...]:
+def _near_the_top(reference: gradients.Reference, half_outputs: Outputs, form: Format) -> tuple[str, ...]:
     """Return a note on the output closest to the format's largest number, which later steps may exceed; or nothing."""
     inside = [
         (errors.largest, name)
@@ -405,7 +405,7 @@ def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]
     # the lowest scale at which they drift: at higher ones the loss itself may overflow too
     drifting_at = min(exponent for exponent in first.finite if first.errors[exponent] > 2 * first.tolerance)
     scales = 2.0 ** min(first.errors, key=lambda exponent: first.errors[exponent]), 2.0**drifting_at
-    return passes.find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
+    return gradients.find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
 
 
 #: Bound of the moves of parameters. Each goes half as far as the one before, so that none is taken back.
@@ -425,13 +425,13 @@ def without_gradient(parts: Parts, batch: Batch, zero: Collection[str]) -> tuple
     left, before, move, generator = list(zero), -1, MOVE, torch.Generator().manual_seed(0)
     while left and len(left) != before:
         before, move = len(left), move / 2
-        for name, gradient in gradients(parts, batch, 1.0).items():
+        for name, gradient in scaled_gradients(parts, batch, 1.0).items():
             if gradient.any():
                 values[name].sub_(gradient.to(values[name].device), alpha=move / float(gradient.abs().max()))
-        left = _small(gradients(parts, batch, 1.0), left)
+        left = _small(scaled_gradients(parts, batch, 1.0), left)
     for value in (values[name] for name in left if not values[name].any()):
         value.copy_(MOVE * torch.randn(value.shape, generator=generator))
-    others = _small(gradients(parts, batch, 1.0), left) if left else []
+    others = _small(scaled_gradients(parts, batch, 1.0), left) if left else []
     return tuple(name for name in left if name not in others), tuple(others)
 
 

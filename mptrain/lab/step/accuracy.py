@@ -18,7 +18,7 @@ import torch
 from mptrain.engine.module_trail import LOSS
 from mptrain.engine.parts import Parts
 from mptrain.lab.finding import precise_percent
-from mptrain.lab.step.gradients import compare_backward, compute_reference, gradients, operator_errors
+from mptrain.lab.step.gradients import compare_backward, compute_reference, operator_errors, scaled_gradients
 from mptrain.lab.step.module_tensors import HANDED, Outputs, distance, hook_step, owner, record_outputs
 from mptrain.lab.step.observation import disable_dropout
 from mptrain.lab.step.ranges import (
@@ -182,7 +182,7 @@ def measure_accuracy(
     form, batch = FORMATS[parts.policy.compute], saved_step.batch.cast(input_dtype(parts.policy))
     outputs: Outputs = {}
     with hook_step(parts, record_outputs(outputs)):
-        measured = gradients(parts, batch, scale)
+        measured = scaled_gradients(parts, batch, scale)
     inputs = input_dtype(parts.policy)
     reference = compute_reference(_alone(wide(), learner), batch32, form, outputs, inputs=inputs)
     batch32 = batch32.cast(inputs).cast(torch.float32)

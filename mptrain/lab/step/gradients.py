@@ -205,7 +205,7 @@ def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: 
     shifts: dict[str, dict[int, float]] = {name: {} for name in reference.exact}
     anchors: Gradients = {}
     for exponent in sorted(exponents, reverse=True):  # descending, so that the highest finite scale comes first
-        for name, grad in gradients(parts, batch, 2.0**exponent).items():
+        for name, grad in scaled_gradients(parts, batch, 2.0**exponent).items():
             if name not in errors:
                 continue  # it has no gradient without half precision
             errors[name][exponent] = distance(grad, reference.exact[name])
@@ -219,7 +219,7 @@ def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: 
     ]
 
 
-def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
+def scaled_gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     """Return the unscaled gradients of one training step of all learners, float64 by parameter name.
 
     A learner is a model with its optimizer; a GAN has two. No weight is updated. The model is in training mode, and the
@@ -242,12 +242,12 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
 
 def _gradients_under(change: Change, parts: Parts, batch: Batch, scale: float = 1.0) -> Gradients:
     with hook_step(parts, change):
-        return gradients(parts, batch, scale)
+        return scaled_gradients(parts, batch, scale)
 
 
 def is_finite(parts: Parts, batch: Batch) -> bool:
     """Return whether all gradients of a training step without a loss scale are finite, in training mode."""
-    return all(bool(torch.isfinite(grad).all()) for grad in gradients(parts, batch, 1.0).values())
+    return all(bool(torch.isfinite(grad).all()) for grad in scaled_gradients(parts, batch, 1.0).values())
 
 
 def operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
@@ -257,7 +257,7 @@ def operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
     observer = Observer(trail)
     plan = replace(parts.plan, products=observer.inside(parts.plan.products))
     with trail.followed(parts.model):
-        gradients(replace(parts, plan=plan), batch, 1.0)
+        scaled_gradients(replace(parts, plan=plan), batch, 1.0)
     return tuple(observer.operations)
 
 
@@ -344,7 +344,7 @@ def find_breaks(
     reference, other = (GradientPath(scale) for scale in scales)
     for path in (reference, other):
         with path.followed(parts.model):
-            gradients(parts, batch, path.scale)
+            scaled_gradients(parts, batch, path.scale)
     return breaks_proportion(reference, other, wrong, tolerance)
 
 
@@ -374,7 +374,7 @@ def compare_backward(
     """
     half_path, right = GradientPath(scale), GradientPath(1.0)
     with half_path.followed(half[0].model):
-        gradients(*half, scale)
+        scaled_gradients(*half, scale)
     parts, batch = wide()
     parts.model.train()
     disable_dropout(parts.model)
@@ -453,7 +453,7 @@ def runs_in_float64(parts: Parts, batch: Batch) -> bool:
     try:
         if capabilities(parts.device).fp64:
             parts.model.double()
-            gradients(parts, batch.cast(torch.float64), 1.0)
+            scaled_gradients(parts, batch.cast(torch.float64), 1.0)
             return True
     except (RuntimeError, TypeError) as error:  # for example because the model casts to FP32
         if out_of_memory(error):

@@ -21,8 +21,8 @@ from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults, OnError
-from mptrain.workloads.base.dataset import IndependentSamples, ShareOptions, SplitDataset, Survey
-from mptrain.workloads.base.random_streams import hold_out, share_sizes, stratified_order
+from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey
+from mptrain.workloads.base.splits import ShareOptions, hold_out, share_sizes, stratified_order
 from mptrain.workloads.sound.recordings import RecordingError
 
 

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import os
 import typing
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import DataError
-from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.system.files import open_to_read
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
@@ -270,22 +269,3 @@ def takes_fields_of(
         return call
 
     return decorate
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShareOptions:
-    """Options of data sets from which shares are held out.
-
-    Attributes:
-        val_share: Share of the samples held out for validation, if no file is for validation; likewise ``test_share``.
-        train_samples: Number of samples to train on; None trains on all.
-    """
-
-    val_share: BelowOneOrZero = 0.1
-    test_share: BelowOneOrZero = 0.1
-    train_samples: PositiveInt | None = None
-
-    def shares(self, given: Container[str] = ()) -> dict[str, float]:
-        """Return the shares of validation and test; those of parts that are ``given`` are 0."""
-        shares = {"val": self.val_share, "test": self.test_share}
-        return {part: 0.0 if part in given else share for part, share in shares.items()}

@@ -19,7 +19,8 @@ from mptrain.workloads.base.data_files import Faults, OnError, composed
 from mptrain.workloads.base.dataset import IndependentSamples, Survey
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.base.random_streams import first_samples, permutation, uniforms
+from mptrain.workloads.base.random_streams import permutation, uniforms
+from mptrain.workloads.base.splits import first_samples
 from mptrain.workloads.detection.boxes import (
     CROP_DRAWS,
     Boxes,

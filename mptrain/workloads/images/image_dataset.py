@@ -17,7 +17,7 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults, OnError
 from mptrain.workloads.base.dataset import Dataset, IndependentSamples, Survey, class_facts, tensor_digests
 from mptrain.workloads.base.preparation import Preparation, luminance_of
-from mptrain.workloads.base.random_streams import hold_out, stratified_order
+from mptrain.workloads.base.splits import hold_out, stratified_order
 from mptrain.workloads.images.augmentation import Shifting
 
 Channels = Literal[1, 3]

@@ -17,9 +17,10 @@ from mptrain.system.errors import ConfigError
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults
-from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, Survey
+from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.random_streams import sample_order
+from mptrain.workloads.base.splits import ShareOptions
 from mptrain.workloads.text.tokens import Vocabulary, VocabularyOptions
 
 #: Shortest window, in tokens, that a hint proposes for a text that is too short.

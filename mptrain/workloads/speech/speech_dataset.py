@@ -16,9 +16,10 @@ from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveFloat
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults, OnError
-from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, Survey
+from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
 from mptrain.workloads.base.new_inputs import NewInputs
-from mptrain.workloads.base.random_streams import first_samples, hold_out, permutation, share_sizes, stratified_order
+from mptrain.workloads.base.random_streams import permutation
+from mptrain.workloads.base.splits import ShareOptions, first_samples, hold_out, share_sizes, stratified_order
 from mptrain.workloads.sound.recordings import ENGLISH, SUFFIXES, Alphabet, RecordingError, read_recording
 from mptrain.workloads.speech.spectrograms import FrameOptions, InputFormat, SpectrogramFeatures
 from mptrain.workloads.text.tokens import bucketed_order

@@ -15,9 +15,9 @@ from mptrain.system.errors import DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults
-from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, class_facts
+from mptrain.workloads.base.dataset import Split, SplitDataset, class_facts
 from mptrain.workloads.base.new_inputs import NewInputs
-from mptrain.workloads.base.random_streams import first_samples, hold_out, share_sizes, stratified_order
+from mptrain.workloads.base.splits import ShareOptions, first_samples, hold_out, share_sizes, stratified_order
 from mptrain.workloads.text.subwords import PAD
 from mptrain.workloads.text.tokens import RaggedTokens, Vocabulary, VocabularyOptions, bucketed_order
 

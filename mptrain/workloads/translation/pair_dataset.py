@@ -20,9 +20,10 @@ from mptrain.system.errors import DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults
-from mptrain.workloads.base.dataset import ShareOptions, Split, SplitDataset, Survey
+from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
 from mptrain.workloads.base.new_inputs import NewInputs
-from mptrain.workloads.base.random_streams import SPLIT_SEED, first_samples, hold_out, permutation, share_sizes
+from mptrain.workloads.base.random_streams import permutation
+from mptrain.workloads.base.splits import SPLIT_SEED, ShareOptions, first_samples, hold_out, share_sizes
 from mptrain.workloads.text.subwords import Pieces, Subwords, learn
 from mptrain.workloads.text.tokens import RaggedTokens, bucketed_order
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.system.errors import ConfigError
-from mptrain.workloads.base.random_streams import hold_out, hold_out_by_name, share_sizes, stratified_order
+from mptrain.workloads.base.splits import hold_out, hold_out_by_name, share_sizes, stratified_order
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60))

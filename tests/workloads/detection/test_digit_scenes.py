@@ -7,7 +7,7 @@ import torch
 from torchvision.ops import box_iou
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.workloads.base.random_streams import stratified_order
+from mptrain.workloads.base.splits import stratified_order
 from mptrain.workloads.detection.boxes import OBJECT, Boxes, DetectionSplit, detection_batch
 from mptrain.workloads.detection.datasets import digit_scenes
 from mptrain.workloads.detection.datasets.digit_scenes import load_digit_scenes

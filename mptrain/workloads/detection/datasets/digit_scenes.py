@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.base.random_streams import hold_out, stratified_order, uniforms
+from mptrain.workloads.base.random_streams import uniforms
+from mptrain.workloads.base.splits import hold_out, stratified_order
 from mptrain.workloads.detection.boxes import OBJECT, Boxes, DetectionDataset, DetectionSplit
 from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.workloads.images.image_dataset import Channels

@@ -11,7 +11,8 @@ from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.system.files import expanded
 from mptrain.workloads.base.data_files import package_folders, walk
-from mptrain.workloads.base.random_streams import SPLIT_SEED, hold_out, permutation
+from mptrain.workloads.base.random_streams import permutation
+from mptrain.workloads.base.splits import SPLIT_SEED, hold_out
 from mptrain.workloads.enhancement.photo_dataset import PhotoDataset
 from mptrain.workloads.images.picture_files import EXTENSIONS
 

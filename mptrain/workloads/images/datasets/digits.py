@@ -19,7 +19,7 @@ from typing_extensions import override
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt
 from mptrain.workloads.base.data_files import package_folders
-from mptrain.workloads.base.random_streams import hold_out, stratified_order
+from mptrain.workloads.base.splits import hold_out, stratified_order
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 

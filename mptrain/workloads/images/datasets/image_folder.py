@@ -30,7 +30,8 @@ from mptrain.workloads.base.dataset import (
 )
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.preparation import MOST_PIXELS, Preparation
-from mptrain.workloads.base.random_streams import first_samples, hold_out_by_name, stratified_order, uniforms
+from mptrain.workloads.base.random_streams import uniforms
+from mptrain.workloads.base.splits import first_samples, hold_out_by_name, stratified_order
 from mptrain.workloads.images.augmentation import (
     CENTRE,
     CROP_DRAWS,
