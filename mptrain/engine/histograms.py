@@ -25,13 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.overflow_check import flat, memory_order
-from mptrain.numerics.rounding import update_sums
+from mptrain.numerics.rounding import digest_of_bits, update_sums
 from mptrain.numerics.tensors import (
     PIECE,
     PLACES,
     as_real,
     count_exponents,
-    digest_of_bits,
     is_countable,
     read_counts,
     scaled_counts,
@@ -250,14 +249,15 @@ class HistogramWatch:
                 sizes = [size * of / some if math.isfinite(size) else 0.0 for size in five]
                 lost[name] = (round(sizes[0]), round(sizes[1]), sizes[2], sizes[3], sizes[4])
             values = torch.stack([*self._digests.values()]).tolist() if self._digests else []
-            moving = {name for name, (count, _) in unchanged.items() if count}
-            digests = {name: value for name, value in zip(self._digests, values, strict=True) if name in moving}
+            # Of a weight that moves there and back, the bits at two looks may be equal: this one has to see it stand.
+            still = {name for name, (count, same) in unchanged.items() if count == same > 0}
+            digests = {name: value for name, value in zip(self._digests, values, strict=True) if name in still}
         looked_at = {name: some for name, (some, _) in sampled.items()} | dict.fromkeys(self.left_out, 0)
         named = self._learner, self._step, float(self._scale), overflow
         record = HistogramRecord(*named, tensors, unchanged, looked_at, lost)
-        still = self._frozen.compare(digests)
-        fields = {"learner": self._learner, "parameters": still[:MAX_TENSORS], "count": len(still)}
-        return (record, EventRecord("frozen", self._step, fields)) if still else (record,)
+        frozen = self._frozen.compare(digests)
+        fields = {"learner": self._learner, "parameters": frozen[:MAX_TENSORS], "count": len(frozen)}
+        return (record, EventRecord("frozen", self._step, fields)) if frozen else (record,)
 
     def _hook(self, name: str, hooks: contextlib.ExitStack) -> Any:
         def look_back(gradient: Tensor) -> None:

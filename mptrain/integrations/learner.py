@@ -19,6 +19,7 @@ from mptrain.optimizer.lost_updates import (
     loses_updates,
     lost_at_start,
     lost_decays,
+    rate_of,
     update_of,
 )
 from mptrain.runlog.lost_updates import in_words
@@ -108,9 +109,12 @@ class WatchedLearner(Follower):
 
     def _loses_updates(self, name: str, parameter: Tensor) -> bool:
         """Return whether nothing keeps what rounding takes from a weight; looked up once, because it reads state."""
-        if name not in self._loses:
-            self._loses[name] = loses_updates(self.optimizer, parameter)
-        return self._loses[name]
+        loses = self._loses.get(name)
+        if loses is None:
+            loses = loses_updates(self.optimizer, parameter)
+            if self.optimizer.state.get(parameter):  # a copy is made in the first update that is not skipped
+                self._loses[name] = loses
+        return loses
 
     def _say_at_start(self) -> None:
         """Say what share of half-precision weights without a master copy cannot move, if it is seen before a step."""
@@ -185,19 +189,19 @@ class WatchedLearner(Follower):
         self.updates.not_looked_at |= dict.fromkeys(filter(None, [log.not_looked_at]))  # also if nobody closes it
         histograms, self._histograms = self._histograms, None
         if histograms is not None:
-            still = all(not isinstance(rate, Tensor) and rate == 0 for rate in rates)  # as in a warm-up's first step
             parameters = dict(zip(log.names, log.params, strict=True))
             histograms.update_ended(
                 log.tensors(),
                 loss_scale,
                 skip,
-                moves=not still,
+                # It may be a warm-up's first step, or that of a group.
+                moves=lambda name: rate_of(self.optimizer, parameters[name]) != 0,
                 loses=lambda name: self._loses_updates(name, parameters[name]),
                 exact=lambda name, before, same: update_of(self.optimizer, parameters[name], before, same),
             )
             for decay in () if self._decays_known else lost_decays(self.optimizer):
                 self.updates.take_event("state_rounding", decay)
-            self._decays_known = True
+            self._decays_known = bool(self.optimizer.state)
         self.updates.add(values, facts, histograms)
         self._sample(self.updates.steps + 2)
 

@@ -347,7 +347,7 @@ class UpdateHistograms(HistogramWatch):
         scale: Tensor,
         skip: Tensor,
         *,
-        moves: bool,
+        moves: Callable[[str], bool | Tensor],
         loses: Callable[[str], bool],
         exact: ExactUpdate,
     ) -> None:
@@ -357,18 +357,18 @@ class UpdateHistograms(HistogramWatch):
             tensors: Weights and gradients.
             scale: Loss scale of the update, float32 (1,).
             skip: 1 if the update was skipped, float32 (1,).
-            moves: False if the rate is 0, so that unchanged weights have lost nothing.
+            moves: Whether the rate of a weight of this name is not 0; if it is, an unchanged weight has lost nothing.
             loses: Whether nothing keeps what rounding takes from a weight of this name.
             exact: The update of a weight, as `exact_update`; not called later.
         """
         self.close()
         for name, before in self._before.items():
             if before.moving is not None:
-                moving = before.moving if moves else torch.zeros_like(before.moving)
+                moving = before.moving & moves(name)  # a rate in a tensor stays on the device
                 self._before[name] = before._replace(moving=moving if loses(name) else None)
         if self._verdict is not None:
             self._verdict, self._scale = self._verdict._replace(skip=skip), scale
-            self._exact = exact if moves else None
+            self._exact = exact
             self._try(self.updated, _weights(tensors))
             self._exact = None
         if self.left_out:

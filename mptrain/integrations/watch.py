@@ -59,7 +59,8 @@ class _Newest:
             self.steps[record.learner] = record
         elif isinstance(record, HistogramRecord):
             stored = record.tensors.get("weights", {})
-            half = [pair for name, pair in record.lost.items() if name in stored and stored[name].dtype != "float32"]
+            in_half = {name for name, counts in stored.items() if counts.dtype in ("float16", "bfloat16")}
+            half = [lost for name, lost in record.lost.items() if name in in_half]
             self.lost |= {record.learner: lost_shares(half)} if half else {}
         elif isinstance(record, (OverflowRecord, ScaleRecord, EventRecord)):
             if isinstance(record, OverflowRecord):
@@ -172,6 +173,7 @@ class Watch(Owner, Listener):
         names, log = parameter_names(models), log or LogOptions()
         labels = ["main"] if len(optimizers) == 1 else [f"optimizer{at}" for at in range(len(optimizers))]
         self._newest = _Newest()
+        self._hooks = contextlib.ExitStack()  # also if looking fails before there are any
         self._scaler, self._by_hand = _checked(scaler, loss_scale), loss_scale
         self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor] | None]] = []
         self._stepped: set[str] = set()  # learners with updates of gradients that the scaler has looked at

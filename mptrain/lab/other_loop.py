@@ -440,9 +440,13 @@ def _lost_updates(
     device = next((parameter.device for parameter in inner.parameters()), torch.device("cpu"))
     with settings_restored(), other_random_numbers(device), torch.enable_grad():
         made = copy.deepcopy(inner).train()
+        made.register_forward_pre_hook(_cast_to_model, with_kwargs=True)
         loss_fn(made, _rebuilt(batch, {name: tensor.detach().clone() for name, tensor in _tensors(batch)})).backward()
     gradients = {name: own.grad for name, own in made.named_parameters() if own.grad is not None}
-    return lost_in_loop(_trained_by(inner, optimizer), gradients, optimizer), ()
+    try:
+        return lost_in_loop(_trained_by(inner, optimizer), gradients, optimizer), ()
+    except Exception as error:  # optimizers of others may not take copies
+        return None, (f"what rounding loses of the updates was not looked at: {type(error).__name__}: {error}",)
 
 
 def diagnose(

@@ -13,13 +13,13 @@ BF16 takes is an integer of 16 bits, in units of its last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mptrain.numerics.tensors import PIECE
+from mptrain.numerics.tensors import piece_of
 from mptrain.system.device import in_widest
 
 #: Bits of an FP32 number that BF16 has not.
@@ -43,7 +43,7 @@ def reach(weights: Tensor) -> Tensor:
 
 def stuck(weights: Tensor, step: float) -> Tensor:
     """Return the number of BF16 or FP16 weights that no update of magnitude ``step`` changes; int64, shape ()."""
-    pieces = weights.detach().reshape(-1).split(PIECE)
+    pieces = weights.detach().reshape(-1).split(piece_of(weights))
     counts = [(reach(piece) > step).count_nonzero() for piece in pieces]
     return torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.int64, device=weights.device)
 
@@ -127,14 +127,9 @@ def round_stochastically(wide: Tensor, into: Tensor, key: Tensor, first: int = 0
         key: 32 random bits of this update of this parameter (`rounding_key`), int32 of shape (1,).
         first: Number of the first element.
     """
-    values, target = wide.detach(), into.detach()
-    if values.is_contiguous() and target.is_contiguous():
-        pieces = zip(values.view(-1).split(PIECE), target.view(-1).split(PIECE), strict=True)
-    else:
-        pieces = zip([values], [target], strict=True)
-    for piece, out in pieces:
+    for piece, out in _in_pieces(wide.detach(), into.detach()):
         count = piece.numel()
-        numbers = torch.arange(first, first + count, device=piece.device).to(torch.int32)
+        numbers = torch.arange(count, device=piece.device, dtype=torch.int32).add_(_signed(first))
         bits = _mixed(numbers.bitwise_xor_(key)).bitwise_and_((1 << _CUT) - 1).view(piece.shape)
         bits += piece.contiguous().view(torch.int32)
         rounded = bits.bitwise_and_(-1 << _CUT).view(torch.float32)
@@ -144,8 +139,41 @@ def round_stochastically(wide: Tensor, into: Tensor, key: Tensor, first: int = 0
 
 def rounding_key(seed: int, step: Tensor, parameter: int) -> Tensor:
     """Return 32 random bits for the update number ``step`` (float32, shape (1,)) of a parameter; int32, shape (1,)."""
-    key = torch.full_like(step, (seed ^ seed >> 32) & 0x7FFFFFFF, dtype=torch.int32)
-    return _mixed(_mixed(_mixed(key).add_(step.to(torch.int32))).add_(parameter))
+    key = torch.full_like(step, _signed(seed), dtype=torch.int32)
+    for number in (_signed(seed >> 32), step.to(torch.int32), parameter):
+        key = _mixed(key).add_(number)
+    return _mixed(key)
+
+
+def digest_of_bits(tensor: Tensor) -> Tensor:
+    """Return a 64-bit sum of hashes of the elements of an FP16 or BF16 tensor and their places; int64, shape ()."""
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    first = 0
+    for (piece,) in _in_pieces(tensor.detach()):
+        places = torch.arange(piece.numel(), device=piece.device, dtype=torch.int32).add_(_signed(first))
+        bits = piece.reshape(-1).view(torch.int16).to(torch.int32)
+        total += _mixed(_mixed(places).add_(bits)).sum(dtype=torch.int64)
+        first += piece.numel()
+    return total
+
+
+def _in_pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield tensors of one shape in pieces, in row-major order; those with gaps or another order row by row."""
+    most = piece_of(tensors[0])
+    if tensors[0].numel() <= most:
+        yield tensors
+    elif all(each.is_contiguous() for each in tensors):
+        yield from zip(*(each.view(-1).split(most) for each in tensors), strict=True)
+    else:
+        rows = most // tensors[0][0].numel()
+        parts = [each.split(rows) if rows else each.unbind() for each in tensors]
+        for several in zip(*parts, strict=True):
+            yield from _in_pieces(*several)
+
+
+def _signed(word: int) -> int:
+    """Return the lowest 32 bits of an integer as a signed one."""
+    return (word + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _mixed(bits: Tensor) -> Tensor:
@@ -164,13 +192,20 @@ def round_compensated(wide: Tensor, into: Tensor, compensation: Tensor) -> None:
     `with_compensation` returns the values again, but for those half-way between two BF16 numbers, which may become the
     FP32 number below. An update of 0 changes neither tensor.
     """
-    values = wide.detach()
-    rounded = values.to(into.dtype)
-    taken = values.view(torch.int32) - (rounded.view(torch.int16).to(torch.int32) << _CUT)
-    into.copy_(rounded)
-    compensation.copy_(torch.where(rounded.isfinite(), taken.clamp_(-(1 << 15), (1 << 15) - 1), 0))
+    for values, out, kept in _in_pieces(wide.detach(), into.detach(), compensation):
+        rounded = values.to(into.dtype)
+        taken = values.contiguous().view(torch.int32) - (_bits(rounded) << _CUT)
+        out.copy_(rounded)
+        kept.copy_(torch.where(rounded.isfinite(), taken.clamp_(-(1 << 15), (1 << 15) - 1), 0))
 
 
 def with_compensation(weights: Tensor, compensation: Tensor) -> Tensor:
     """Return the float32 values of which `round_compensated` has made BF16 weights and their compensation."""
-    return ((weights.detach().view(torch.int16).to(torch.int32) << _CUT) + compensation).view(torch.float32)
+    values = torch.empty_like(weights, dtype=torch.float32, requires_grad=False)
+    for own, kept, out in _in_pieces(weights.detach(), compensation, values):
+        out.copy_(((_bits(own) << _CUT) + kept).view(torch.float32))
+    return values
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.int16).to(torch.int32)

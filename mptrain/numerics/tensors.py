@@ -37,6 +37,11 @@ PIECE = 1 << 16
 _DEVICE_PIECE = 1 << 19
 
 
+def piece_of(tensor: Tensor) -> int:
+    """Return the number of elements of a tensor that are best computed together, with temporary copies of them."""
+    return PIECE if tensor.is_cpu else _DEVICE_PIECE
+
+
 def is_countable(tensor: Tensor) -> bool:
     """Return whether a tensor's values can be counted: dense, and not of a class with operators of its own."""
     own_operators = type(tensor).__torch_dispatch__ != Tensor.__torch_dispatch__
@@ -63,7 +68,7 @@ def count_exponents(tensor: Tensor, total: Tensor | None = None) -> Tensor:
     if total is None:
         total = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
     values = as_real(tensor.detach())
-    least, most = PIECE if values.is_cpu else _DEVICE_PIECE, values.numel() >> 4
+    least, most = piece_of(values), values.numel() >> 4
     for piece in _pieces(values, most if most > least else least) if values.numel() else ():
         counts = _count(piece)
         total[:_LARGEST] += counts[:_LARGEST]
@@ -119,16 +124,6 @@ def read_counts(counts: list[int], dtype: torch.dtype) -> ExponentCounts:
         lowest=first - _BIAS if filled else 0,
         counts=tuple(bins[first : last + 1]),
     )
-
-
-def digest_of_bits(tensor: Tensor) -> Tensor:
-    """Return a digest of the bits of an FP16 or BF16 tensor, int64 of shape (); a change of any value changes it."""
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for number, piece in enumerate(_pieces(tensor.detach(), PIECE)):
-        bits = piece.reshape(-1).view(torch.int16).to(torch.int64)
-        weights = torch.arange(bits.numel(), device=bits.device) * 2 + 2 * PIECE * number + 1
-        total += (bits * weights).sum()  # modulo 2^64
-    return total
 
 
 def limited(value: Tensor, dtype: torch.dtype) -> Tensor:

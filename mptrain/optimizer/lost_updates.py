@@ -17,7 +17,7 @@ from mptrain.numerics.tensors import is_countable, part
 
 #: Parts of the names of state in which optimizers keep what rounding takes: master weights of Apex, Transformer Engine
 #: and DeepSpeed, and buffers of compensated sums (optimi, pytorch-optimizer, mptrain).
-_KEPT = ("master", "fp32", "kahan", "compensation", "comp_buffer", "residual")
+_KEPT = ("master", "kahan", "compensation", "comp_buffer", "residual")
 
 #: Options of optimizers, by their attributes or in their groups, with which nothing is lost on average, or at all.
 _OPTIONS = (
@@ -27,14 +27,16 @@ _OPTIONS = (
     "kahan_sum",
     "use_kahan",
     "master_weights",
+    "rounds_bf16",  # mptrain.optimizer.stochastic and compensated
 )
 
-#: State of torch's optimizers that decays, and the constant of its group that says how much of it an update keeps.
-_DECAYS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
-    "exp_avg": lambda group: group["betas"][0],
-    "exp_avg_sq": lambda group: group["betas"][1],
-    "momentum_buffer": lambda group: group["momentum"],
-    "square_avg": lambda group: group["alpha"],
+#: State of torch's optimizers that decays, and the constants of a group that say how much of it an update keeps: the
+#: first that there is.
+_DECAYS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "exp_avg": lambda group: group.get("betas", (None, None))[0],
+    "exp_avg_sq": lambda group: group.get("betas", (None, None))[1],
+    "momentum_buffer": lambda group: group.get("momentum"),
+    "square_avg": lambda group: group.get("alpha", group.get("rho")),
 }
 
 
@@ -72,7 +74,7 @@ def update_of(
         key: part(value) if isinstance(value, Tensor) else value for key, value in optimizer.state[parameter].items()
     }
     state = {
-        key: same(value) if isinstance(value, Tensor) and value.shape == shape and value.dim() else value
+        key: same(value) if isinstance(value, Tensor) and value.shape == shape and key != "step" else value
         for key, value in tensors.items()
     }
     gradient = None if parameter.grad is None else same(part(parameter.grad.detach()))
@@ -91,16 +93,30 @@ def lost_at_start(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     elements = stays = 0
     peak, dtypes = 0.0, set[str]()
     for group in optimizer.param_groups:
-        rate = max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
+        rate = peak_rate(group)
         for parameter in group["params"] if rate else ():
-            if not (parameter.requires_grad and loses_updates(optimizer, parameter) and is_countable(part(parameter))):
-                continue
             own = part(parameter.detach())
+            seen = parameter.requires_grad and is_countable(own) and not own.is_meta
+            if not (seen and loses_updates(optimizer, parameter)):
+                continue
             elements, stays = elements + own.numel(), stays + int(stuck(own, rate))
             peak, dtypes = max(peak, rate), dtypes | {str(parameter.dtype).removeprefix("torch.")}
     if not elements or not peak:
         return None
-    return {"dtype": ", ".join(sorted(dtypes)), "elements": elements, "stuck": stays, "lr": peak}
+    rates = {peak_rate(group) for group in optimizer.param_groups}
+    fields = {"dtype": ", ".join(sorted(dtypes)), "elements": elements, "stuck": stays, "lr": peak}
+    return {**fields, "several_rates": True} if len(rates) > 1 else fields
+
+
+def rate_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float | Tensor:
+    """Return the present rate of a parameter, as its group has it; 1 for an optimizer without one."""
+    rate: float | Tensor = _group_of(optimizer, parameter).get("lr", 1.0)
+    return rate
+
+
+def peak_rate(group: Mapping[str, Any]) -> float:
+    """Return the largest rate that a parameter group names: that of now, before a warm-up, or of one cycle."""
+    return max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
 
 
 def lost_decays(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -111,8 +127,10 @@ def lost_decays(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
             for key, value in optimizer.state.get(parameter, {}).items():
                 if key not in _DECAYS or not isinstance(value, Tensor) or value.dtype.itemsize != 2:
                     continue
-                keep = float(_DECAYS[key](group))
-                dtype = str(value.dtype).removeprefix("torch.")
+                keep, dtype = _DECAYS[key](group), str(value.dtype).removeprefix("torch.")
+                if keep is None:
+                    continue
+                keep = float(keep)
                 if (key, dtype, keep) not in found and decay_is_lost(value.dtype, keep):
                     found[key, dtype, keep] = {"state": key, "dtype": dtype, "keeps": keep}
     return [*found.values()]

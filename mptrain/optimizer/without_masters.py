@@ -39,7 +39,7 @@ def stochastic(optimizer: torch.optim.Optimizer, *, seed: int = 0, at_once: bool
 
     Args:
         optimizer: The optimizer of the loop. Use the wrapper in its place: for steps, schedules and state dicts.
-        seed: Chooses the random bits.
+        seed: Chooses the random bits. Parameters of equal number of several optimizers need different seeds.
         at_once: Update all weights in one call, for an optimizer that needs them together: 8 bytes for every weight.
 
     Raises:
@@ -77,6 +77,12 @@ class _Rounding(torch.optim.Optimizer):
                 f"{name} steps with a closure, in which it changes the weights many times",
                 "use an optimizer that makes one update a step, such as torch.optim.AdamW",
             )
+        if not compensate:
+            for parameter in itertools.chain(*(group["params"] for group in inner.param_groups)):
+                try:
+                    first_element(parameter)
+                except ValueError as error:
+                    raise ConfigError(str(error), "shard along the first dimension, or use compensated()") from error
         super().__init__([dict(group) for group in inner.param_groups], dict(inner.defaults))
         self.inner = inner
         self._seed, self._at_once, self._compensate = seed, at_once, compensate
@@ -108,9 +114,7 @@ class _Rounding(torch.optim.Optimizer):
         numbers = (number for group in state_dict["param_groups"] for number in group["params"])
         for parameter, number in zip(self._parameters(), numbers, strict=True):
             for key, value in saved.get(number, {}).items():
-                now = self.state[parameter].get(key)
-                if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
-                    self.state[parameter][key] = value.to(now.device, copy=True)  # torch had rounded it to BF16
+                self.state[parameter][key] = _as_saved(self.state[parameter].get(key), value)
         for group in self.param_groups:
             group.setdefault(_COUNT, 0)
 
@@ -133,7 +137,7 @@ class _Rounding(torch.optim.Optimizer):
             for bunch in self._bunches():
                 self._update(bunch, numbers)
         for group in self.param_groups:
-            group[_COUNT] += 1
+            group[_COUNT] = group.get(_COUNT, 0) + 1
         return loss
 
     def _bunches(self) -> Iterator[set[int]]:
@@ -142,7 +146,7 @@ class _Rounding(torch.optim.Optimizer):
         for parameter in self._parameters():
             if parameter.grad is None:
                 continue
-            wide = part(parameter).numel() * 4 if _is_rounded(parameter) else 0
+            wide = parameter.numel() * 4 if _is_rounded(parameter) else 0  # of the whole: equal on all ranks
             if bunch and size + wide > _TOGETHER and not self._at_once:
                 yield bunch
                 bunch, size = set(), 0
@@ -173,6 +177,8 @@ class _Rounding(torch.optim.Optimizer):
                 group["params"] = params
             for parameter, copy in wide.items():
                 self.state[parameter] = self.state.pop(copy)
+                if (compensation := taken[parameter]) is not None:
+                    self.state[parameter][_COMPENSATION] = compensation
         some = len(bunch) < sum(parameter.grad is not None for parameter in self._parameters())
         if some and self._numbers() != before:
             raise ConfigError(
@@ -203,13 +209,27 @@ class _Rounding(torch.optim.Optimizer):
             round_compensated(wide, own, part(kept))
             self.state[parameter][_COMPENSATION] = kept
             return
-        updates = torch.full((1,), float(self.param_groups[0][_COUNT]), device=own.device)
+        count = self.param_groups[0].get(_COUNT, 0)
+        updates = torch.full((1,), count, dtype=torch.float32, device=own.device)
         round_stochastically(wide, own, rounding_key(self._seed, updates, number), first_element(parameter))
 
     def _numbers(self) -> list[dict[str, Any]]:
         """Return the numbers that the optimizer keeps for groups of weights, or for all of them."""
-        holders = [*self.param_groups, vars(self.inner)]
-        return [{key: value for key, value in each.items() if isinstance(value, int | float)} for each in holders]
+        return [
+            {key: value for key, value in each.items() if type(value) in (int, float) and not key.startswith("_")}
+            for each in (*self.param_groups, vars(self.inner))
+        ]
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """Return loaded state with the dtypes in which it was saved; torch casts it to that of the weights."""
+    if isinstance(saved, Tensor) and isinstance(loaded, Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device, copy=True)
+    if isinstance(saved, Mapping) and isinstance(loaded, Mapping):
+        return {key: _as_saved(loaded.get(key), value) for key, value in saved.items()}
+    if isinstance(saved, list | tuple) and isinstance(loaded, list | tuple) and len(saved) == len(loaded):
+        return type(saved)([_as_saved(now, value) for now, value in zip(loaded, saved, strict=True)])
+    return loaded
 
 
 def _is_rounded(parameter: Tensor) -> bool:

@@ -20,11 +20,15 @@ def lost_shares(lost: Iterable[LostUpdates]) -> tuple[float, float]:
 
 
 def _no_master_weights(fields: Mapping[str, Any]) -> str:
+    rate = f"the peak rates, up to {fields['lr']:g}," if fields.get("several_rates") else f"peak lr {fields['lr']:g}"
+    wrapper = ""
+    if fields["dtype"] == "bfloat16":
+        wrapper = ", and so does stochastic rounding (mptrain.optimizer.stochastic)"
     return (
-        f"weights {fields['dtype']}, no master copy: at peak lr {fields['lr']:g} "
+        f"weights {fields['dtype']}, no master copy: at {rate} "
         f"{share(fields['stuck'] / fields['elements'])} of {fields['elements']:,} elements cannot move by an update of "
         "that size. FP32 weights keep such updates (dtype=torch.float32 at from_pretrained; +2 bytes a weight, +4 for "
-        "Adam), and so does stochastic rounding (mptrain.optimizer.stochastic)"
+        f"Adam){wrapper}"
     )
 
 
@@ -40,7 +44,7 @@ def _frozen(fields: Mapping[str, Any]) -> str:
 def _state_rounding(fields: Mapping[str, Any]) -> str:
     return (
         f"{fields['state']} in {fields['dtype']} cannot fall: {fields['keeps']:g} times any of its values rounds to "
-        "that value. FP32 state can (FP32 weights have it, or mptrain.optimizer.stochastic)"
+        "that value. The state of FP32 weights is FP32, and can"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mptrain.engine.histograms import FrozenWeights
-from mptrain.numerics.tensors import digest_of_bits
+from mptrain.numerics.rounding import digest_of_bits
 from mptrain.system.records import EventRecord, HistogramRecord
 from tests.engine.test_histograms import looked_at
 from tests.small_runs import TINY, Kept, loop_of

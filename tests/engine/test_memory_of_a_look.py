@@ -66,7 +66,7 @@ def looked_at(tensors, rate):
         for weight, grad in tensors.values():
             weight.sub_(rate * grad)
     with live:
-        look.update_ended(tensors, ONE, verdict.skip, moves=True, loses=lambda _: True, exact=lambda *_: None)
+        look.update_ended(tensors, ONE, verdict.skip, moves=lambda _: True, loses=lambda _: True, exact=lambda *_: None)
     (record,) = look.records()
     return record, live.most
 
@@ -95,6 +95,8 @@ def test_a_look_at_100_million_parameters_on_a_device_needs_less_than_their_embe
     monkeypatch.setattr(
         "mptrain.engine.histograms.is_countable", lambda tensor: True
     )  # fakes have operators of their own
+    monkeypatch.setattr("mptrain.numerics.rounding.in_widest", lambda tensor: tensor.double())  # asks the device
+    monkeypatch.setattr("mptrain.engine.histograms.widest", lambda device: torch.float64)
     shapes = [(50304, 768), *[(768, 768)] * 40, *[(768, 3072)] * 17, (768,)]
     with FakeTensorMode():
         make = functools.partial(torch.empty, dtype=torch.bfloat16, device="cuda")
@@ -104,7 +106,9 @@ def test_a_look_at_100_million_parameters_on_a_device_needs_less_than_their_embe
         look = UpdateHistograms("main", 1, {}, set())
         with LiveBytes([one for pair in tensors.values() for one in pair]) as live:
             look.backward_ended(tensors, verdict)
-            look.update_ended(tensors, one, verdict.skip, moves=True, loses=lambda _: True, exact=lambda *_: None)
+            look.update_ended(
+                tensors, one, verdict.skip, moves=lambda _: True, loses=lambda _: True, exact=lambda *_: None
+            )
     assert look.failure == ""
     assert sum(one.numel() for one, _ in tensors.values()) > 100e6
     assert 8e6 < live.most < 24e6 < tensors["w0"][0].nbytes
@@ -157,7 +161,7 @@ def test_what_cannot_be_counted_is_left_out_by_name():
     with pytest.warns(
         UserWarning, match=r"leaves out of histograms: own \(Wrapped, .*\); sparse \(Tensor, torch.sparse_coo\)"
     ):
-        look.update_ended(tensors, ONE, verdict.skip, moves=True, loses=lambda _: True, exact=lambda *_: None)
+        look.update_ended(tensors, ONE, verdict.skip, moves=lambda _: True, loses=lambda _: True, exact=lambda *_: None)
     (record,) = look.records()
     assert record.tensors["weights"].keys() == record.tensors["updates"].keys() == {"w0", "w1"}
     assert record.sampled == {"own": 0, "sparse": 0}
@@ -170,7 +174,7 @@ def test_weights_of_eight_bits_and_complex_ones_are_counted(dtype):
     verdict = judge(torch.ones(1).double(), ONE, skip_on_overflow=False)
     gradient = torch.view_as_real(tensors["w"][1]) if dtype.is_complex else tensors["w"][1]
     look.backward_ended({"w": (tensors["w"][0], gradient)}, verdict)
-    look.update_ended(tensors, ONE, verdict.skip, moves=True, loses=lambda _: True, exact=lambda *_: None)
+    look.update_ended(tensors, ONE, verdict.skip, moves=lambda _: True, loses=lambda _: True, exact=lambda *_: None)
     (record,) = look.records()
     assert total(record.tensors["weights"]["w"]) == (48 if dtype.is_complex else 24)
     assert record.tensors["updates"]["w"].zeros == (48 if dtype.is_complex else 24)
@@ -199,7 +203,7 @@ def test_a_look_without_memory_is_given_up_and_training_goes_on(where, monkeypat
         tensors = {name: (one.detach(), one.grad) for name, one in model.named_parameters()}
         verdict = judge(torch.ones(4).double(), ONE, skip_on_overflow=False)
         look.backward_ended(tensors, verdict)
-        look.update_ended(tensors, ONE, verdict.skip, moves=True, loses=lambda _: True, exact=lambda *_: None)
+        look.update_ended(tensors, ONE, verdict.skip, moves=lambda _: True, loses=lambda _: True, exact=lambda *_: None)
         assert look.records() == []
     (found,) = said
     assert "leaves the histograms of an update out" in str(found.message)

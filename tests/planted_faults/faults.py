@@ -282,7 +282,7 @@ FAULTS = (
     Fault(105, "runlog/run_reader.py", "the gradient norm of shards is that of one rank", "math.hypot(*(record.grad_norm for record in same))",
           "same[0].grad_norm"),
     Fault(106, "integrations/updates.py", "weights that a rate of 0 leaves as they are count as updates that round away",
-          "before.moving if moves else torch.zeros_like(before.moving)", "before.moving"),
+          "before.moving & moves(name)", "before.moving"),
     # Using what was trained.
     Fault(107, "system/process_state.py", "a run from Python leaves other random numbers behind",
           "os.chdir(folder)\n        set_random_state(states, device)", "os.chdir(folder)", ("api/test_train.py",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 import torch
@@ -16,7 +17,7 @@ from mptrain.lab.doctor.check import first_batch
 from mptrain.lab.finding import Finding
 from mptrain.lab.step.repetition import with_overrides
 from mptrain.numerics.rounding import update_sums
-from mptrain.optimizer.lost_updates import loses_updates
+from mptrain.optimizer.lost_updates import loses_updates, peak_rate
 from mptrain.optimizer.without_masters import stochastic
 from mptrain.run.build.parts import build
 from mptrain.runlog.lost_updates import lost_shares
@@ -82,7 +83,7 @@ def lost_in_loop(
         dtype: torch.dtype | None, wrap: Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
     ) -> Mapping[str, Tensor]:
         copies = {name: nn.Parameter(own.detach().clone().to(dtype or own.dtype)) for name, own in named.items()}
-        stepped = copy.deepcopy(optimizer, {id(own): copies[name] for name, own in named.items()})
+        stepped = _copied(optimizer, {id(own): copies[name] for name, own in named.items()})
         for name, own in copies.items():
             own.grad = gradients[name].to(own.dtype) if name in gradients else None
             state = stepped.state.get(own, {})
@@ -90,10 +91,14 @@ def lost_in_loop(
                 if dtype is not None and isinstance(value, Tensor) and value.dtype.itemsize == 2:
                     state[key] = value.to(dtype)
         wrap(stepped).step()
+        kept.update(name for name in half if dtype is None and not loses_updates(stepped, copies[name]))
         return {name: copies[name].detach() for name in half}
+
+    kept: set[str] = set()  # a master copy may be made in the first step
 
     exact = updated(torch.float32, lambda each: each)
     ends = updated(None, lambda each: each)
+    half = {name: own for name, own in half.items() if name not in kept}
     lost = {name: _sums(own, exact[name], ends[name]) for name, own in half.items()}
     hint = "FP32 weights keep them (dtype=torch.float32 at from_pretrained; +2 bytes a weight, +4 for Adam)"
     if all(own.dtype == torch.bfloat16 for own in half.values()):
@@ -103,6 +108,18 @@ def lost_in_loop(
         hint += f"; {how}, moves the weights by {moved} of the updates"
     dtypes = sorted({str(own.dtype).removeprefix("torch.") for own in half.values()})
     return _finding(lost, " and ".join(dtypes), hint)
+
+
+def _copied(optimizer: torch.optim.Optimizer, memo: dict[int, nn.Parameter]) -> torch.optim.Optimizer:
+    """Return a copy of an optimizer at its largest rate, for copies of its parameters by id, without its hooks."""
+    made: torch.optim.Optimizer = object.__new__(type(optimizer))
+    own = {key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"}
+    own["param_groups"], state = copy.deepcopy((optimizer.param_groups, dict(optimizer.state)), dict(memo))
+    for group in own["param_groups"]:
+        if "lr" in group:
+            group["lr"] = peak_rate(group)
+    made.__setstate__({**own, "state": defaultdict(dict, state)})
+    return made
 
 
 def _sums(own: Tensor, exact: Tensor, end: Tensor) -> LostUpdates:
