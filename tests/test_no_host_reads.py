@@ -45,6 +45,7 @@ READING_FUNCTIONS = {
     ("overflow_check.py", "square"): "of a part of it",
     ("overflow_check.py", "memory_order"): "asks for strides",
     ("overflow_check.py", "__init__"): "sums shapes up",
+    ("rounding.py", "_in_pieces"): "asks for strides",
     ("rounding.py", "decay_is_lost"): "of values of its own, on a CPU",
     ("tensors.py", "first_element"): "of shapes and ranks alone",
     ("tensors.py", "read_counts"): "its numbers are on the host already",

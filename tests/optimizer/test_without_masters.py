@@ -220,3 +220,79 @@ def test_shards_on_two_ranks_have_the_bits_of_the_whole_and_what_they_lose_is_to
     assert 0.2 < seen < 1
     assert abs(told - seen) < 0.01
     assert 0 < answers["watched"] < 1
+
+
+def test_random_bits_do_not_depend_on_the_default_dtype(monkeypatch):
+    ends = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            model = nn.Linear(50, 50, bias=False, dtype=torch.bfloat16)
+            nn.init.ones_(model.weight)
+            optimizer = stochastic(torch.optim.SGD(model.parameters(), lr=1e-3))
+            optimizer.param_groups[0]["rounded_updates"] = 4097
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+            ends.append(model.weight.detach().clone())
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(*ends)
+
+
+class KeepsLists(torch.optim.SGD):
+    """SGD with FP32 momentum in a list in its state, as SOAP has its factors."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                held = self.state[parameter].setdefault("factors", [torch.zeros_like(parameter)])
+                held[0].mul_(0.9).add_(parameter.grad)
+                parameter.sub_(group["lr"] * held[0])
+
+
+def test_state_in_lists_keeps_its_dtype_when_it_is_loaded():
+    model = network()
+    optimizer = stochastic(KeepsLists(model.parameters(), lr=1e-3))
+    train(model, optimizer, 3)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    whole = train(model, optimizer, 3, start=3)
+    other = network()
+    resumed = stochastic(KeepsLists(other.parameters(), lr=1e-3))
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    continued = train(other, resumed, 3, start=3)
+    assert all(torch.equal(whole[name], continued[name]) for name in whole)
+
+
+def test_flags_of_an_optimizer_are_no_counts(monkeypatch):
+    monkeypatch.setattr(without_masters, "_TOGETHER", 1)
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner.initialized = False
+    torch.optim.lr_scheduler.ConstantLR(inner)  # counts calls of a step that it wraps
+    train(model, stochastic(inner), 2)
+
+
+class Fails(torch.optim.SGD):
+    """SGD whose step fails, as without memory."""
+
+    def step(self, closure=None):
+        raise torch.OutOfMemoryError("no memory")
+
+
+def test_a_step_that_fails_leaves_weights_groups_state_and_compensation_as_they_were():
+    model = network()
+    optimizer = compensated(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
+    train(model, optimizer, 2)
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    monkey = optimizer.inner.step
+    optimizer.inner.step = Fails.step.__get__(optimizer.inner)
+    with pytest.raises(torch.OutOfMemoryError):
+        train(model, optimizer, 1, start=2)
+    optimizer.inner.step = monkey
+    after = model.state_dict(), optimizer.state_dict()
+    assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
+    for number, entries in before[1]["state"].items():
+        assert entries.keys() == after[1]["state"][number].keys()
+        assert torch.equal(entries["compensation"], after[1]["state"][number]["compensation"])
