@@ -21,9 +21,9 @@ BUDGET = {
     "integrations": (1_600, "watching other loops: torch, transformers, Lightning, Accelerate"),
     "lab": (6_200, "doctor, diagnose, replay, recommend, find"),
     "logger": (600, "TensorBoard, Weights & Biases, MLflow, in a process of their own"),
-    "numerics": (1_000, "number formats, finite checks, histograms of exponents, forecasts, rounding of updates"),
+    "numerics": (1_100, "number formats, finite checks, histograms of exponents, forecasts, rounding of updates"),
     "optimizer": (
-        1_600,
+        1_500,
         "master weights, clipping, fused updates, torch's optimizers by name, BF16 weights without masters",
     ),
     "parallel": (1_200, "DDP and FSDP2, torchrun, equal bits"),

@@ -14,14 +14,14 @@ from mptrain.engine.histograms import FrozenWeights
 from mptrain.engine.ring import StepValues
 from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite, warn
 from mptrain.integrations.updates import Rates, UpdateFacts, UpdateHistograms, UpdateLog
-from mptrain.numerics.overflow_check import Verdict
-from mptrain.optimizer.lost_updates import (
+from mptrain.numerics.lost_updates import (
     loses_updates,
     lost_at_start,
     lost_decays,
     rate_of,
     update_of,
 )
+from mptrain.numerics.overflow_check import Verdict
 from mptrain.runlog.lost_updates import in_words
 from mptrain.system.torch_private import is_within_step, skips_on_device
 

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import mptrain
+from mptrain.numerics.lost_updates import loses_updates, lost_at_start, update_of
 from mptrain.optimizer import compensated, stochastic
-from mptrain.optimizer.lost_updates import loses_updates, lost_at_start, update_of
 
 
 def network():

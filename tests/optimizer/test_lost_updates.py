@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from mptrain.numerics.lost_updates import loses_updates, lost_at_start, lost_decays, update_of
 from mptrain.optimizer import compensated, stochastic
-from mptrain.optimizer.lost_updates import loses_updates, lost_at_start, lost_decays, update_of
 
 HALF = torch.bfloat16
 OPTIMIZERS = {

@@ -16,8 +16,8 @@ from mptrain.engine.step import train_step
 from mptrain.lab.doctor.check import first_batch
 from mptrain.lab.finding import Finding
 from mptrain.lab.step.repetition import with_overrides
+from mptrain.numerics.lost_updates import loses_updates, peak_rate
 from mptrain.numerics.rounding import update_sums
-from mptrain.optimizer.lost_updates import loses_updates, peak_rate
 from mptrain.optimizer.without_masters import stochastic
 from mptrain.run.build.parts import build
 from mptrain.runlog.lost_updates import lost_shares
