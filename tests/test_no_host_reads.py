@@ -45,6 +45,8 @@ READING_FUNCTIONS = {
     ("overflow_check.py", "square"): "of a part of it",
     ("overflow_check.py", "memory_order"): "asks for strides",
     ("overflow_check.py", "__init__"): "sums shapes up",
+    ("lost_updates.py", "loses_updates"): "of names and options, and of what `_is_kept` reads",
+    ("lost_updates.py", "_group_of"): "asks which objects are the same",
     ("lost_updates.py", "_is_kept"): "once a weight, after the first look of a watch",
     ("lost_updates.py", "lost_at_start"): "before the first step",
     ("lost_updates.py", "peak_rate"): "likewise",
