@@ -15,11 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.engine.fingerprints import digest_of_labels
-
-# Re-exported, as are the next two, for `mptrain.lab`, which imports them from here.
-from mptrain.engine.options import Options as Options
-from mptrain.engine.progress import LearnerTotals as LearnerTotals
-from mptrain.engine.progress import Progress as Progress
 from mptrain.numerics.tensors import saturated
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import input_dtype

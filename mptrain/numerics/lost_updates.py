@@ -121,7 +121,7 @@ def peak_rate(group: Mapping[str, Any]) -> float:
 
 def lost_decays(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return which state in half precision cannot fall, because its decay is rounded away: name, dtype and decay."""
-    found: dict[tuple[str, str, float], dict[str, Any]] = {}
+    lost: dict[tuple[str, str, float], dict[str, Any]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for key, value in optimizer.state.get(parameter, {}).items():
@@ -131,9 +131,9 @@ def lost_decays(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
                 if keep is None:
                     continue
                 keep = float(keep)
-                if (key, dtype, keep) not in found and decay_is_lost(value.dtype, keep):
-                    found[key, dtype, keep] = {"state": key, "dtype": dtype, "keeps": keep}
-    return [*found.values()]
+                if (key, dtype, keep) not in lost and decay_is_lost(value.dtype, keep):
+                    lost[key, dtype, keep] = {"state": key, "dtype": dtype, "keeps": keep}
+    return [*lost.values()]
 
 
 def _group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Mapping[str, Any]:

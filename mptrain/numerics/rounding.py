@@ -52,8 +52,7 @@ def update_sums(before: Tensor, update: Tensor, after: Tensor) -> Tensor:
     """Return what became of updates that were rounded: float64 (or the widest dtype of the device), shape (5,).
 
     The number of updates that are not zero, and of those that changed nothing; the sums of the magnitudes of both; and
-    by how much the weights have moved in the direction of their updates, which is more than was lost where rounding
-    moved weights too far.
+    by how much the weights have moved in the direction of their updates, what rounding moved too far included.
 
     Args:
         before: Weights as stored, in their format or widened to float32.

@@ -16,7 +16,8 @@ from mptrain.config.compose import allowed_downloads, command_with, is_allow_ove
 from mptrain.config.schema import Config
 from mptrain.engine.checkpointing import require_same_labels, require_same_schema
 from mptrain.engine.failure_diagnosis import FAR
-from mptrain.engine.parts import Options, Parts
+from mptrain.engine.options import Options
+from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.lab.diagnosis.case import with_fp32_values
 from mptrain.lab.diagnosis.remedies import LocatedStep, RecordedStep, examine, with_cause

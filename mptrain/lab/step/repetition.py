@@ -29,7 +29,9 @@ from mptrain.engine.observer import (
     nonfinite_parameters,
     one_line,
 )
-from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
+from mptrain.engine.options import Options
+from mptrain.engine.parts import Parts
+from mptrain.engine.progress import LearnerTotals, Progress
 from mptrain.engine.rehearsal import untrained_parameters
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import Learner, accumulate_gradients, train_step
