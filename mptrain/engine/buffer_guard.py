@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mptrain.engine.private_state import PrivateState, kind_of, repeats
-from mptrain.numerics.overflow_check import flat, memory_order
-from mptrain.numerics.tensors import is_sharded
+from mptrain.numerics.tensors import flat, is_sharded, memory_order
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import foreach_copy_, storage_key
 from mptrain.system.words import listed

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.numerics.rounding import digest_of_bits, update_sums
 from mptrain.numerics.tensors import (
     PIECE,
     PLACES,
     as_real,
     count_exponents,
+    flat,
     is_countable,
+    memory_order,
     read_counts,
     scaled_counts,
     widened,
@@ -146,17 +147,32 @@ class HistogramWatch:
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
         """Count the scaled weight gradients and the weights, before the update; a later call counts anew."""
+        masters = weights.masters
+        self._count_before(
+            masters.full_precision(), weights.gradients.by_name(), {*masters.in_place_half()}, verdict, scale
+        )
+
+    def updated(self, weights: Weights) -> None:
+        """Count the updates, and those that rounding to half precision has lost, or would lose."""
+        self._count_after(weights.masters.working(), weights.masters.stored())
+
+    def _count_before(
+        self,
+        values: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        half: Set[str],
+        verdict: Verdict,
+        scale: Tensor,
+    ) -> None:
+        """Count weights and scaled gradients by name; those named in ``half`` are updated in place in few bits."""
         anew = ("weight_gradients", "weights")
         self._counts = {key: counts for key, counts in self._counts.items() if key[0] not in anew}
         self._before = {}  # before others are kept
         self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
-        gradients = weights.gradients.by_name()
         for name, scaled in gradients.items():
             self._count("weight_gradients", name, scaled)
-        values = weights.masters.full_precision()
         for name, value in values.items():
             self._count("weights", name, value)
-        half = set(weights.masters.in_place_half())
         seen = {name: as_real(value) for name, value in values.items() if ("weights", name) in self._counts}
         for name, step in _steps(seen).items():
             value, gradient = seen[name], gradients.get(name)
@@ -169,10 +185,9 @@ class HistogramWatch:
             self._before[name] = _Before(kept, moving, name in half, order, step)
             self._sampled[name] = kept.numel(), value.numel()
 
-    def updated(self, weights: Weights) -> None:
-        """Count the updates, and those that rounding to half precision has lost, or would lose."""
-        stored = weights.masters.stored()
-        for name, weight in weights.masters.working().items():
+    def _count_after(self, working: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+        """Count updates of working weights by name, some of which are ``stored`` in half precision."""
+        for name, weight in working.items():
             if (kept := self._before.pop(name, None)) is None:
                 continue
             now, pieces = kept.same(weight), kept.values.split(PIECE)

@@ -14,13 +14,7 @@ from mptrain.engine.histograms import FrozenWeights
 from mptrain.engine.ring import StepValues
 from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite, warn
 from mptrain.integrations.updates import Rates, UpdateFacts, UpdateHistograms, UpdateLog
-from mptrain.numerics.lost_updates import (
-    loses_updates,
-    lost_at_start,
-    lost_decays,
-    rate_of,
-    update_of,
-)
+from mptrain.numerics.lost_updates import RoundedUpdates, lost_at_start, lost_decays
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.runlog.lost_updates import in_words
 from mptrain.system.torch_private import is_within_step, skips_on_device
@@ -107,11 +101,11 @@ class WatchedLearner(Follower):
         self._sample(updates.steps + 1)
         self.guarded(self._say_at_start)()
 
-    def _loses_updates(self, name: str, parameter: Tensor) -> bool:
+    def _loses_updates(self, rounded: RoundedUpdates, name: str, parameter: Tensor) -> bool:
         """Return whether nothing keeps what rounding takes from a weight; looked up once, because it reads state."""
         loses = self._loses.get(name)
         if loses is None:
-            loses = loses_updates(self.optimizer, parameter)
+            loses = rounded.are_lost(parameter)
             if self.optimizer.state.get(parameter):  # a copy is made in the first update that is not skipped
                 self._loses[name] = loses
         return loses
@@ -164,16 +158,7 @@ class WatchedLearner(Follower):
             .gt(0)
             .float()
         )
-        given = None if applied is None else applied.verdict
-        if applied is not None and not applied.unscaled:
-            given = applied.verdict._replace(grad_norm=applied.verdict.grad_norm / loss_scale)
-        before = given if passes is None else passes.verdict._replace(grad_norm=passes.verdict.grad_norm / loss_scale)
-        assert before is not None
-        if given is not None and len(given.norms) != len(before.norms):  # the optimizer was given parameters
-            before = before._replace(norms=given.norms)
-        if applied is not None and given is not None and passes is not None:
-            # The norm as applied counts if the gradients of the passes are gone.
-            before = first_not_finite(before, given, before if applied.same else given)
+        before, given = self._norms(passes, applied, loss_scale)
         values = self._values(before, loss_scale, after, skip, loss, passes)
         if given is not None:
             values = values._replace(applied_norm=given.grad_norm.to(loss_scale.dtype))
@@ -187,23 +172,46 @@ class WatchedLearner(Follower):
         )
         self._rates = ()
         self.updates.not_looked_at |= dict.fromkeys(filter(None, [log.not_looked_at]))  # also if nobody closes it
-        histograms, self._histograms = self._histograms, None
-        if histograms is not None:
-            parameters = dict(zip(log.names, log.params, strict=True))
-            histograms.update_ended(
-                log.tensors(),
-                loss_scale,
-                skip,
-                # It may be a warm-up's first step, or that of a group.
-                moves=lambda name: rate_of(self.optimizer, parameters[name]) != 0,
-                loses=lambda name: self._loses_updates(name, parameters[name]),
-                exact=lambda name, before, same: update_of(self.optimizer, parameters[name], before, same),
-            )
-            for decay in () if self._decays_known else lost_decays(self.optimizer):
-                self.updates.take_event("state_rounding", decay)
-            self._decays_known = bool(self.optimizer.state)
-        self.updates.add(values, facts, histograms)
+        self.updates.add(values, facts, self._histograms_of(loss_scale, skip))
         self._sample(self.updates.steps + 2)
+
+    @staticmethod
+    def _norms(passes: Passes | None, applied: Applied | None, scale: Tensor) -> tuple[Verdict, Verdict | None]:
+        """Return the verdicts on the gradients of the passes and on those applied, with their norms unscaled.
+
+        Only of one of them there is a look, or of both. Without passes the first is that on the gradients applied.
+        """
+        given = None if applied is None else applied.verdict
+        if applied is not None and not applied.unscaled:
+            given = applied.verdict._replace(grad_norm=applied.verdict.grad_norm / scale)
+        before = given if passes is None else passes.verdict._replace(grad_norm=passes.verdict.grad_norm / scale)
+        assert before is not None
+        if given is not None and len(given.norms) != len(before.norms):  # the optimizer was given parameters
+            before = before._replace(norms=given.norms)
+        if applied is not None and given is not None and passes is not None:
+            # The norm as applied counts if the gradients of the passes are gone.
+            before = first_not_finite(before, given, before if applied.same else given)
+        return before, given
+
+    def _histograms_of(self, scale: Tensor, skip: Tensor) -> UpdateHistograms | None:
+        """Return the histograms of the update that has ended; None if it was not looked at."""
+        histograms, self._histograms = self._histograms, None
+        if histograms is None:
+            return None
+        log, rounded = self.passes, RoundedUpdates(self.optimizer)
+        parameters = dict(zip(log.names, log.params, strict=True))
+        histograms.update_ended(
+            log.tensors(),
+            scale,
+            skip,
+            moves=lambda name: rounded.rate_of(parameters[name]) != 0,  # it may be a warm-up's first step
+            loses=lambda name: self._loses_updates(rounded, name, parameters[name]),
+            exact=lambda name, before, same: rounded.exact(parameters[name], before, same),
+        )
+        for decay in () if self._decays_known else lost_decays(self.optimizer):
+            self.updates.take_event("state_rounding", decay)
+        self._decays_known = bool(self.optimizer.state)
+        return histograms
 
     def abandon(self, scale: Tensor, next_scale: Tensor | None) -> None:
         """Take notice that no update follows the passes so far, and of the loss scale as in `complete`."""

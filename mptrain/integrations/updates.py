@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -339,7 +338,10 @@ class UpdateHistograms(HistogramWatch):
 
     def backward_ended(self, tensors: Tensors, verdict: Verdict) -> None:
         """Look at weights and accumulated gradients; the last look before the update counts."""
-        self._try(self.judged, _weights(tensors), verdict, verdict.skip)
+        weights = {name: weight for name, (weight, _) in tensors.items()}
+        gradients = {name: gradient for name, (_, gradient) in tensors.items() if gradient is not None}
+        half = {name for name, weight in weights.items() if weight.dtype.itemsize <= 2}
+        self._try(self._count_before, weights, gradients, half, verdict, verdict.skip)
 
     def update_ended(
         self,
@@ -369,7 +371,7 @@ class UpdateHistograms(HistogramWatch):
         if self._verdict is not None:
             self._verdict, self._scale = self._verdict._replace(skip=skip), scale
             self._exact = exact
-            self._try(self.updated, _weights(tensors))
+            self._try(self._count_after, {name: weight for name, (weight, _) in tensors.items()}, {})
             self._exact = None
         if self.left_out:
             classes = "; ".join(f"{name} ({kind})" for name, kind in self.left_out.items())
@@ -426,17 +428,3 @@ class _InTraining:
 
 def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _weights(tensors: Tensors) -> Any:
-    """Return weights and gradients in the form in which `HistogramWatch` asks for them."""
-    weights = {name: weight for name, (weight, _) in tensors.items()}
-    return SimpleNamespace(
-        gradients=SimpleNamespace(by_name=lambda: {k: grad for k, (_, grad) in tensors.items() if grad is not None}),
-        masters=SimpleNamespace(
-            full_precision=lambda: weights,
-            working=lambda: weights,
-            stored=dict,
-            in_place_half=lambda: [name for name, weight in weights.items() if weight.dtype.itemsize <= 2],
-        ),
-    )

@@ -40,15 +40,48 @@ _DECAYS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def loses_updates(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    """Return whether a weight is stored in half precision, and nothing keeps what rounding takes from its updates."""
-    if not parameter.is_floating_point() or parameter.dtype.itemsize != 2:
-        return False
-    group = _group_of(optimizer, parameter)
-    if any(getattr(optimizer, option, False) or group.get(option) for option in _OPTIONS):
-        return False
-    state = optimizer.state.get(parameter, {})
-    return not any(_is_kept(key, value, parameter) for key, value in state.items() if isinstance(value, Tensor))
+class RoundedUpdates:
+    """Updates of an optimizer with the groups that it has now, and what rounding to half precision takes from them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups: Mapping[int, Mapping[str, Any]] = {
+            id(parameter): group for group in optimizer.param_groups for parameter in group["params"]
+        }
+
+    def rate_of(self, parameter: Tensor) -> float | Tensor:
+        """Return the present rate of a parameter, as its group has it; 1 for an optimizer without one."""
+        rate: float | Tensor = self._groups.get(id(parameter), {}).get("lr", 1.0)
+        return rate
+
+    def are_lost(self, parameter: Tensor) -> bool:
+        """Return whether a weight is in half precision, and nothing keeps what rounding takes from its updates."""
+        if not parameter.is_floating_point() or parameter.dtype.itemsize != 2:
+            return False
+        group = self._groups.get(id(parameter), {})
+        if any(getattr(self._optimizer, option, False) or group.get(option) for option in _OPTIONS):
+            return False
+        state = self._optimizer.state.get(parameter, {})
+        return not any(_is_kept(key, value, parameter) for key, value in state.items() if isinstance(value, Tensor))
+
+    def exact(self, parameter: Tensor, before: Tensor, same: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """Return the update that Adam, AdamW or SGD of torch has made of elements of a weight, before it was rounded.
+
+        ``same`` takes the elements from tensors of the shape of this rank's shard. None of another optimizer.
+        """
+        if type(self._optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+            return None
+        shape = part(parameter.detach()).shape
+        tensors = {
+            key: part(value) if isinstance(value, Tensor) else value
+            for key, value in self._optimizer.state[parameter].items()
+        }
+        state = {
+            key: same(value) if isinstance(value, Tensor) and value.shape == shape and key != "step" else value
+            for key, value in tensors.items()
+        }
+        gradient = None if parameter.grad is None else same(part(parameter.grad.detach()))
+        return exact_update(type(self._optimizer).__name__, self._groups[id(parameter)], state, before, gradient)
 
 
 def _is_kept(key: Any, value: Tensor, parameter: Tensor) -> bool:
@@ -60,27 +93,6 @@ def _is_kept(key: Any, value: Tensor, parameter: Tensor) -> bool:
     return own.dtype == torch.float32 and bool(weight.any()) and torch.equal(own.to(weight.dtype), weight)
 
 
-def update_of(
-    optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor, same: Callable[[Tensor], Tensor]
-) -> Tensor | None:
-    """Return the update that Adam, AdamW or SGD of torch has made of elements of a weight, before it was rounded.
-
-    ``same`` takes the elements from tensors of the shape of this rank's shard. None of another optimizer.
-    """
-    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
-        return None
-    shape = part(parameter.detach()).shape
-    tensors = {
-        key: part(value) if isinstance(value, Tensor) else value for key, value in optimizer.state[parameter].items()
-    }
-    state = {
-        key: same(value) if isinstance(value, Tensor) and value.shape == shape and key != "step" else value
-        for key, value in tensors.items()
-    }
-    gradient = None if parameter.grad is None else same(part(parameter.grad.detach()))
-    return exact_update(type(optimizer).__name__, _group_of(optimizer, parameter), state, before, gradient)
-
-
 def lost_at_start(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """Return what is known before the first update of half-precision weights without a master copy, None if nothing is.
 
@@ -90,14 +102,14 @@ def lost_at_start(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         return None
-    elements = stays = 0
+    updates, elements, stays = RoundedUpdates(optimizer), 0, 0
     peak, dtypes = 0.0, set[str]()
     for group in optimizer.param_groups:
         rate = peak_rate(group)
         for parameter in group["params"] if rate else ():
             own = part(parameter.detach())
             seen = parameter.requires_grad and is_countable(own) and not own.is_meta
-            if not (seen and loses_updates(optimizer, parameter)):
+            if not (seen and updates.are_lost(parameter)):
                 continue
             elements, stays = elements + own.numel(), stays + int(stuck(own, rate))
             peak, dtypes = max(peak, rate), dtypes | {str(parameter.dtype).removeprefix("torch.")}
@@ -106,12 +118,6 @@ def lost_at_start(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     rates = {peak_rate(group) for group in optimizer.param_groups}
     fields = {"dtype": ", ".join(sorted(dtypes)), "elements": elements, "stuck": stays, "lr": peak}
     return {**fields, "several_rates": True} if len(rates) > 1 else fields
-
-
-def rate_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float | Tensor:
-    """Return the present rate of a parameter, as its group has it; 1 for an optimizer without one."""
-    rate: float | Tensor = _group_of(optimizer, parameter).get("lr", 1.0)
-    return rate
 
 
 def peak_rate(group: Mapping[str, Any]) -> float:
@@ -134,8 +140,3 @@ def lost_decays(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
                 if (key, dtype, keep) not in lost and decay_is_lost(value.dtype, keep):
                     lost[key, dtype, keep] = {"state": key, "dtype": dtype, "keeps": keep}
     return [*lost.values()]
-
-
-def _group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Mapping[str, Any]:
-    groups = (group for group in optimizer.param_groups if any(parameter is each for each in group["params"]))
-    return next(groups, {})

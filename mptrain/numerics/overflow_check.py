@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mptrain.numerics.formats import FLOAT32
+from mptrain.numerics.tensors import flat, memory_order
 from mptrain.system.device import capabilities, in_widest, widest
 from mptrain.system.torch_private import foreach_copy_, foreach_norm
 
@@ -172,23 +173,6 @@ def _pieces(grad: Tensor) -> Sequence[Tensor]:
         return ()
     pieces: Sequence[Tensor] = flat(grad, memory_order(grad)).split(_PIECE * torch.get_num_threads())
     return pieces
-
-
-def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the order of a tensor's dimensions in memory, slowest first: (0, 2, 3, 1) for channels_last.
-
-    None means that the tensor is contiguous, or has gaps in memory so that no order makes it contiguous.
-    """
-    if tensor.is_contiguous():
-        return None
-    strides = tensor.stride()
-    order = tuple(sorted(range(tensor.ndim), key=lambda dim: -strides[dim]))
-    return order if tensor.permute(order).is_contiguous() else None
-
-
-def flat(tensor: Tensor, order: tuple[int, ...] | None) -> Tensor:
-    """Return a tensor with its dimensions in a `memory_order` flattened; copied if it has gaps in memory."""
-    return (tensor if order is None else tensor.permute(order)).reshape(-1)
 
 
 def _norm_of(pieces: Sequence[Tensor]) -> Tensor:

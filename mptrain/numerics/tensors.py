@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mptrain.numerics.overflow_check import flat, memory_order
 from mptrain.system.records import ExponentCounts
 from mptrain.system.torch_private import local_shard
 
@@ -35,6 +34,23 @@ _MANTISSA = 23
 PIECE = 1 << 16
 #: The same on other devices, where a launch costs more than memory.
 _DEVICE_PIECE = 1 << 19
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the order of a tensor's dimensions in memory, slowest first: (0, 2, 3, 1) for channels_last.
+
+    None means that the tensor is contiguous, or has gaps in memory so that no order makes it contiguous.
+    """
+    if tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.ndim), key=lambda dim: -strides[dim]))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def flat(tensor: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """Return a tensor with its dimensions in a `memory_order` flattened; copied if it has gaps in memory."""
+    return (tensor if order is None else tensor.permute(order)).reshape(-1)
 
 
 def piece_of(tensor: Tensor) -> int:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.formats import FLOAT16
-from mptrain.numerics.overflow_check import memory_order
 from mptrain.numerics.rounding import round_compensated, round_stochastically, rounding_key, with_compensation
-from mptrain.numerics.tensors import as_part_of, first_element, part, part_for
+from mptrain.numerics.tensors import as_part_of, first_element, memory_order, part, part_for
 from mptrain.system.device import capabilities
 from mptrain.system.errors import CheckpointError, ConfigError
 from mptrain.system.torch_private import foreach_clamp_max_, foreach_clamp_min_, foreach_copy_

@@ -11,8 +11,8 @@ instead of a dozen operators for each parameter. It divides by the loss scale it
 
 A skipped update is one that is not made, so the host must know. On a CPU it reads memory anyway. On another device this
 is one transfer a step, of the skip flag and the learning rate. An optimizer with torch's fused kernels needs none: the
-kernels skip, and the learning rate is a device value. Except for the first update of each set of parameters: fused SGD,
-skipped in its first step, would later read a momentum that was never written.
+kernels skip, and the learning rate is a device value. Except for the first update of each parameter: fused SGD, skipped
+in its first step, would later read a momentum that was never written.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from typing_extensions import override
 
-from mptrain.numerics.overflow_check import Verdict, memory_order
-from mptrain.numerics.tensors import as_part_of, part_for
+from mptrain.numerics.overflow_check import Verdict
+from mptrain.numerics.tensors import as_part_of, memory_order, part_for
 from mptrain.optimizer.rules import Group, ParameterOptions, Rule, UpdateInputs
 from mptrain.optimizer.torch_rule import TorchRule, TorchState, groups_of, public_name, same
 from mptrain.system.device import capabilities
@@ -44,6 +44,11 @@ from mptrain.system.torch_private import (
 
 if TYPE_CHECKING:
     from mptrain.optimizer.masters import MasterWeights
+
+
+#: Sets of parameters with gradients of which the views are kept. With stochastic depth or a mixture of experts, almost
+#: every step has a set of its own.
+_MOST_GROUPS = 64
 
 
 class Updater(Protocol):
@@ -179,6 +184,8 @@ class RuleUpdater(Updater):
 
     def _live_groups(self, live: tuple[bool, ...]) -> list[_Members]:
         if live not in self._groups:
+            if len(self._groups) == _MOST_GROUPS:
+                self._groups = {}
             work, alike = self._masters.work, dict[tuple[ParameterOptions, torch.dtype, int], list[int]]()
             cohorts = {index: number for number, cohort in enumerate(self._cohorts) for index in cohort.indices}
             for index, own in enumerate(self._options):
@@ -283,7 +290,7 @@ class TorchUpdater(Updater):
         self._first_updates = FirstUpdates(rule, self._optimizers, masters, self._leaves)
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
-        self._begun: set[tuple[bool, ...]] = set()
+        self._begun: set[int] = set()  # parameters that have been updated, by index
         # Hooks would see scaled gradients, and run for updates that the kernels skip.
         self._fused = all(skips_on_device(opt) and not has_step_hooks(opt) for opt in self._optimizers)
         self._on_host = capabilities(device).host
@@ -305,8 +312,8 @@ class TorchUpdater(Updater):
 
     @override
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
-        live = tuple([grad is not None for grad in grads])
-        on_device = self._fused and not self._on_host and live in self._begun
+        live = {index for index, grad in enumerate(grads) if grad is not None}
+        on_device = self._fused and not self._on_host and live <= self._begun
         rate: float | Tensor = lr[0]
         if not on_device:
             skip, rate = self._read(verdict.skip, lr)
@@ -332,7 +339,7 @@ class TorchUpdater(Updater):
         self._masters.copy_to_params(self.step)
         if not self._begun:
             self.state_dict()  # an optimizer whose state cannot be saved is refused now, not at the first checkpoint
-        self._begun.add(live)
+        self._begun |= live
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -343,9 +350,8 @@ class TorchUpdater(Updater):
         notes = self._state.load(saved)
         if not notes:
             self.step.copy_(saved["step"])
-            self._begun.clear()
-            if self.step.item():
-                self._begun.add(tuple([name in saved["state"] for name in self._names]))
+            begun = saved["state"] if self.step.item() else ()
+            self._begun = {index for index, name in enumerate(self._names) if name in begun}
         return notes
 
     def _read(self, skip: Tensor, lr: Tensor) -> tuple[bool, float]:

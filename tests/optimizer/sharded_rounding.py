@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import mptrain
-from mptrain.numerics.lost_updates import loses_updates, lost_at_start, update_of
+from mptrain.numerics.lost_updates import RoundedUpdates, lost_at_start
 from mptrain.optimizer import compensated, stochastic
 
 
@@ -45,7 +45,7 @@ def told_and_seen(model):
         before = [parameter.to_local().detach().clone() for parameter in model.parameters()]
         optimizer.step()
         for parameter, old in zip(model.parameters(), before, strict=True):
-            update = update_of(optimizer, parameter, old, lambda tensor: tensor)
+            update = RoundedUpdates(optimizer).exact(parameter, old, lambda tensor: tensor)
             told += int(((update != 0) & ((old.float() + update).bfloat16() == old)).sum())
             seen += int(((update != 0) & (parameter.to_local() == old)).sum())
             updates += int((update != 0).sum())
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     wide = fully_shard(network().float(), mp_policy=torch.distributed.fsdp.MixedPrecisionPolicy(torch.bfloat16))
     optimizer = torch.optim.AdamW(wide.parameters(), lr=1e-5)
     answers["fp32 shards"] = lost_at_start(optimizer) is None
-    answers["fp32 shards lose"] = any(loses_updates(optimizer, parameter) for parameter in wide.parameters())
+    answers["fp32 shards lose"] = any(RoundedUpdates(optimizer).are_lost(parameter) for parameter in wide.parameters())
     answers["shares"] = told_and_seen(fully_shard(network()))
     with mptrain.watch(parts, torch.optim.SGD(parts.parameters(), lr=1e-3), every=1) as watch:
         parts(torch.randn(4, 30).bfloat16()).float().mean().backward()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.numerics.lost_updates import loses_updates, lost_at_start, lost_decays, update_of
+from mptrain.numerics.lost_updates import RoundedUpdates, lost_at_start, lost_decays
 from mptrain.optimizer import compensated, stochastic
 
 HALF = torch.bfloat16
@@ -42,7 +42,7 @@ def test_the_lost_share_told_from_the_state_is_within_a_point_of_the_one_seen(ki
         optimizer.step()
         told = seen = updates = 0
         for parameter, old in zip(model.parameters(), before, strict=True):
-            update = update_of(optimizer, parameter, old, lambda tensor: tensor)
+            update = RoundedUpdates(optimizer).exact(parameter, old, lambda tensor: tensor)
             moving = update != 0
             stays = (old.float() + update).to(HALF) == old
             told += int((moving & stays).sum())
@@ -102,9 +102,9 @@ def test_a_copy_in_the_state_of_an_optimizer_keeps_updates(state, loses):
     parameter = nn.Parameter(torch.randn(20, 20).to(HALF))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     optimizer.state[parameter] = {name: make(parameter) for name, make in state.items()}
-    assert loses_updates(optimizer, parameter) is loses
+    assert RoundedUpdates(optimizer).are_lost(parameter) is loses
     wide = nn.Parameter(torch.randn(20, 20))
-    assert loses_updates(torch.optim.SGD([wide], lr=0.1), wide) is False
+    assert RoundedUpdates(torch.optim.SGD([wide], lr=0.1)).are_lost(wide) is False
 
 
 def test_moments_that_cannot_fall_are_named_with_their_decay():

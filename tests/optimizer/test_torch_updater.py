@@ -268,8 +268,22 @@ def test_trap_27_fused_kernels_skip_on_device_after_one_update(name, monkeypatch
     assert plain(weights.updater.state_dict()["state"]) == plain(twin[1].updater.state_dict()["state"])
     for key, value in state_of_parameters(model).items():
         torch.testing.assert_close(value, twin[0].get_parameter(key), rtol=1e-6, atol=1e-7)
-    run(model, weights, without=("bias",), poison=math.inf)  # another set of parameters: its first step is asked about
-    assert len(reads) == 4
+    run(model, weights, without=("bias",), poison=math.inf)  # all of these parameters have been updated
+    assert len(reads) == 3
+
+
+def test_of_a_parameter_whose_gradient_comes_late_the_host_asks_whether_its_first_update_is_skipped(monkeypatch):
+    model, weights = make("fp32", adapt(torch.optim.SGD, {"fused": True, "momentum": 0.9}))
+    weights.updater._on_host = False
+    reads = []
+    monkeypatch.setattr(weights.updater, "_read", lambda skip, lr: (reads.append(1), (skip.item() == 1, lr.item()))[1])
+    for step in range(3):
+        run(model, weights, seed=step, without=("bias",))
+    assert len(reads) == 1
+    for poison in (math.inf, None, None):
+        run(model, weights, seed=3, poison=poison)
+    assert len(reads) == 3
+    assert all(torch.isfinite(value).all() for value in state_of_parameters(model).values())
 
 
 def test_any_other_optimizer_reads_once_a_step_and_says_so(monkeypatch):
@@ -443,7 +457,7 @@ def test_a_state_from_before_the_first_update_is_put_back_too(name):
     assert plain(weights.updater.state_dict()) != before
     assert weights.updater.load_state_dict(fresh) == []
     assert plain(weights.updater.state_dict()) == before
-    assert weights.updater._begun == set()
+    assert not weights.updater._begun
 
 
 class Hoarder(torch.optim.SGD):

@@ -16,7 +16,7 @@ from mptrain.engine.step import train_step
 from mptrain.lab.doctor.check import first_batch
 from mptrain.lab.finding import Finding
 from mptrain.lab.step.repetition import with_overrides
-from mptrain.numerics.lost_updates import loses_updates, peak_rate
+from mptrain.numerics.lost_updates import RoundedUpdates, peak_rate
 from mptrain.numerics.rounding import update_sums
 from mptrain.optimizer.without_masters import stochastic
 from mptrain.run.build.parts import build
@@ -75,7 +75,8 @@ def lost_in_loop(
         gradients: Gradients of the step by the same names.
         optimizer: Optimizer of the loop. A copy of it updates copies of the weights.
     """
-    half = {name: own for name, own in named.items() if name in gradients and loses_updates(optimizer, own)}
+    rounded = RoundedUpdates(optimizer)
+    half = {name: own for name, own in named.items() if name in gradients and rounded.are_lost(own)}
     if not half:
         return None
 
@@ -91,7 +92,8 @@ def lost_in_loop(
                 if dtype is not None and isinstance(value, Tensor) and value.dtype.itemsize == 2:
                     state[key] = value.to(dtype)
         wrap(stepped).step()
-        kept.update(name for name in half if dtype is None and not loses_updates(stepped, copies[name]))
+        now = RoundedUpdates(stepped)
+        kept.update(name for name in half if dtype is None and not now.are_lost(copies[name]))
         return {name: copies[name].detach() for name in half}
 
     kept: set[str] = set()  # a master copy may be made in the first step

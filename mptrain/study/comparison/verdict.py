@@ -155,7 +155,8 @@ class ArmFacts:
         failure_p: The p value of a test that the arm does not fail more often.
         paired: Failures of the reference leave out runs of both arms.
         unlearned: Neither arm has learned.
-        no_spread: The runs of each arm all have one value, so that nothing is known of how much runs differ.
+        no_spread: The runs of each of two unpaired arms, or of one beside a target, all have one value, so that nothing
+            is known of how much runs differ. Of pairs with one difference the sentence says so.
         bound: Difference that "better" and "worse" are relative to.
         alpha: Level of the test of failures.
     """
@@ -201,8 +202,8 @@ def verdict_of(facts: ArmFacts) -> tuple[Word, Reason]:
 
     Numerical failures come first: if the arm fails more often than by chance, it is worse (of pairs, by a sign test of
     those in which exactly one run failed, McNemar 1947; else by Fisher's exact test, 1922). If any run failed, the
-    remaining runs are a biased selection, so the arm is never better or equivalent, and beats or misses no target. Runs
-    without any spread, as copies have, decide nothing. Then, with at least two values:
+    remaining runs are a biased selection, so the arm is never better or equivalent, and beats or misses no target.
+    Unpaired runs without any spread, as copies have, decide nothing. Then, with at least two values:
 
     - A target is beaten or missed if the one-sided interval of the mean excludes it (one-sample t test, Student 1908),
       and where the sample is skewed a bootstrap-t test (Efron 1979) agrees.

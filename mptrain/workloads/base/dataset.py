@@ -1,9 +1,8 @@
 """Protocols of a data set and its splits, base classes that implement them, common options, and digests of samples.
 
-This module must not read files.
-
-A digest is that of the stored sample, before it is resized or augmented, and leaves out its target: a picture stays the
-same one in another folder, under another name, and with a corrected label.
+Files are read only for digests of the samples in them. A digest is that of the stored sample, before it is resized or
+augmented, and leaves out its target: a picture stays the same one in another folder, under another name, and with a
+corrected label.
 """
 
 from __future__ import annotations
