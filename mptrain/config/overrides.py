@@ -159,7 +159,12 @@ def _readable(word: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote a text as a value in Hydra's override grammar, where a backslash is an escape only before a quote."""
+    """Quote a text as a value in Hydra's override grammar, where a backslash is an escape only before a quote.
+
+    A path of plain letters stays as it is.
+    """
+    if "/" in text and re.fullmatch(r"[\w./][\w./+-]*", text, re.ASCII):
+        return text
     return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", r"\'"), text) + "'"
 
 

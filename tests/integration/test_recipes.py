@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -81,3 +82,75 @@ def test_an_expectation_that_is_false_ends_with_5_and_says_by_how_much(tmp_path)
     kept = json.loads((tmp_path / "outputs/recipes/mine/verdict.json").read_text())
     assert [one["outcome"] for one in kept["expectations"]] == ["not met", "met"]
     assert "NOT REPRODUCED" in (tmp_path / "outputs/recipes/mine/report.html").read_text()
+
+
+FINE_TUNED = """
+title: Fine-tuning from one network
+claim: Rounded weights learn as much at their best rate.
+source: nobody
+base: [model=mlp, dataset.image_size=8, dataset.train_samples=400, train.max_steps=30, threads=1]
+start: [optimizer.lr=0.1, train.max_steps=40]
+groups:
+  low: [optimizer.lr=1e-4]
+  high: [optimizer.lr=1e-2]
+arms:
+  fp32: [precision=fp32]
+  bf16: [precision=bf16_pure]
+reference: fp32
+seeds: [5, 6]
+margin: 0.05
+expect:
+  - {arm: best/bf16, measure: top1, equals: best/fp32, within: 0.2}
+smoke: [train.max_steps=2]
+"""
+
+
+def test_arms_start_from_a_run_that_is_trained_once_and_before_them(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text(FINE_TUNED)
+    found = run_in_process("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
+    assert found.returncode in (0, 5), found.stdout + found.stderr  # two seeds may decide nothing
+    folder = tmp_path / "outputs" / "recipes"
+    first = folder / "mine-start" / "000"
+    assert json.loads((first / "run.json").read_text())["status"] == "done"
+    runs = sorted(path.parent for path in (folder / "mine").glob("*/run.json"))
+    assert len(runs) == 8
+    kept = next(iter(runs)) / "events.jsonl"
+    assert "outputs/recipes/mine-start/000 (step 40)" in kept.read_text()
+    starts = {
+        record["initial_weights"]
+        for run in runs
+        for record in map(json.loads, (run / "events.jsonl").read_text().splitlines())
+        if "initial_weights" in record
+    }
+    assert len(starts) == 1  # whatever the seed
+    assert "9 runs" in found.stdout
+    assert "best/bf16 top1 equals best/fp32" in found.stdout
+    report = (folder / "mine" / "report.html").read_text()
+    assert "each arm is in the group whose mean metric in the last validation is best" in report
+    moment = (first / "summary.json").stat().st_mtime_ns
+    for run in runs[:2]:
+        shutil.rmtree(run)
+    again = run_in_process("reproduce", "mine", cwd=tmp_path)
+    assert again.returncode == found.returncode
+    assert (first / "summary.json").stat().st_mtime_ns == moment
+    assert "first the run whose weights" not in again.stdout
+    (tmp_path / "mine" / "recipe.yaml").write_text(FINE_TUNED.replace("train.max_steps=40", "train.max_steps=50"))
+    other = run_in_process("reproduce", "mine", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "mine-start holds runs of another version of this recipe" in other.stderr
+
+
+def test_arms_are_not_trained_without_the_run_that_they_start_from(tmp_path):
+    (tmp_path / "mine").mkdir()
+    text = FINE_TUNED.replace("start: [", "start: [model.weights=nowhere.pt, ")
+    (tmp_path / "mine" / "recipe.yaml").write_text(text)
+    found = run_in_process("reproduce", "mine", cwd=tmp_path)
+    assert (found.returncode, "nowhere.pt" in found.stderr) == (6, True), found.stdout + found.stderr
+    assert not (tmp_path / "outputs").exists()
+    text = FINE_TUNED.replace("start: [optimizer.lr=0.1", "start: [optimizer.lr=1e30, precision=fp32")
+    (tmp_path / "mine" / "recipe.yaml").write_text(text)
+    found = run_in_process("reproduce", "mine", cwd=tmp_path)
+    assert found.returncode != 0
+    assert "no verdict: 1 of 1 runs did not finish" in found.stdout
+    assert not (tmp_path / "outputs" / "recipes" / "mine").exists()

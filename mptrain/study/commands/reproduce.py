@@ -5,17 +5,27 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import each_warning_once, print_rows, printable, say, supports_colour, waiting, warn, wrapped
 from mptrain.config.catalogue import recipes_folder
-from mptrain.study.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_points
+from mptrain.study.recipe.catalogue import (
+    RECIPE_YAML,
+    check_own_words,
+    find_recipe,
+    folder_of,
+    recipe_points,
+    start_of,
+)
+from mptrain.study.sweep.points import directory_name
 from mptrain.system.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP
 from mptrain.system.words import counted
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from mptrain.config.compose import Composer
     from mptrain.runlog.sweeps import Sweep
     from mptrain.study.comparison.results import RunMeasures
     from mptrain.study.recipe.recipe import Recipe
@@ -45,18 +55,29 @@ def reproduce(arguments: Namespace) -> int:
     smoke, config_dirs = arguments.smoke, tuple(arguments.config_dir)
     recipe = find_recipe(arguments.words[0])
     own, root = check_own_words(recipe, arguments.overrides)
-    points = recipe_points(recipe, own, smoke=smoke)
+    folder = folder_of(recipe, root, smoke=smoke)
+    points = recipe_points(recipe, own, folder=folder, smoke=smoke)
     if arguments.dry_run:
+        if recipe.start:
+            at, first = start_of(recipe, folder, own, smoke=smoke)
+            place = f"run.name={(at / directory_name(first)).relative_to(root)}"
+            points.insert(0, replace(first, overrides=(*first.overrides, place)))
         if own or config_dirs or not _is_ours(recipe):
             _require_keys(points, config_dirs)
         _print_plan(recipe, points, root, config_dirs, smoke=smoke)
         return EXIT_OK
     from mptrain.study.commands.sweep import PROGRAM
-    from mptrain.study.recipe.reproduction import prepare
+    from mptrain.study.recipe.reproduction import plan_start, prepare
 
     with each_warning_once():
         with waiting() as tell:
             tell(f"checking {counted(len(points), 'point')}")
+            ready = prepare(recipe, own, root, PROGRAM, smoke=smoke, config_dirs=config_dirs)
+        if ready.start is not None:
+            say(f"first the run whose weights the others start from, in {ready.start[0]}")
+            sweep, code = _run(plan_start(ready), ready.composer)
+            if not all(map(sweep.has_ended, sweep.jobs)):
+                return _unfinished(ready, sweep, code)
             ready = prepare(recipe, own, root, PROGRAM, smoke=smoke, config_dirs=config_dirs)
         warn(sentence for point in ready.points for sentence in point.warnings)
         return _reproduce(ready, arguments.jobs or 1)
@@ -108,7 +129,7 @@ def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> No
     Raises:
         StorageError: Standard output cannot be written.
     """
-    runs = counted(len(recipe_points(recipe, smoke=smoke)), "run")
+    runs = counted(len(recipe_points(recipe, smoke=smoke)) + bool(recipe.start), "run")
     rows = [("claim", recipe.claim), ("source", recipe.source), ("cost", f"{runs}{remark}; {cost(recipe)}")]
     print_rows(f"{recipe.name}: {recipe.title}", rows)
 
@@ -124,14 +145,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     if before:
         warn(other_circumstances(sweep))
     if before < len(sweep.jobs):
-        from mptrain.study.commands.sweep import PROGRAM
-        from mptrain.study.commands.sweep_display import watching
-        from mptrain.study.sweep.processes import warm_up
-        from mptrain.study.sweep.runner import run_sweep
-
-        warm_up(PROGRAM.modules)
-        with watching(sweep) as watch:
-            sweep, code = run_sweep(sweep, ready.composer, PROGRAM, watch)
+        sweep, code = _run(sweep, ready.composer)
         if not all(map(sweep.has_ended, sweep.jobs)):
             return _unfinished(ready, sweep, code)
     runs = measured(sweep)
@@ -144,6 +158,17 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
         say(f"report={written.html}")
         return EXIT_OK
     return _conclude(ready, sweep, runs)
+
+
+def _run(sweep: Sweep, composer: Composer) -> tuple[Sweep, int]:
+    from mptrain.study.commands.sweep import PROGRAM
+    from mptrain.study.commands.sweep_display import watching
+    from mptrain.study.sweep.processes import warm_up
+    from mptrain.study.sweep.runner import run_sweep
+
+    warm_up(PROGRAM.modules)
+    with watching(sweep) as watch:
+        return run_sweep(sweep, composer, PROGRAM, watch)
 
 
 def _how_they_ended(sweep: Sweep) -> str:

@@ -31,6 +31,9 @@ Word = Literal[
     "not inferior", "beats target", "misses target",
 ]  # fmt: skip
 
+#: Group of a recipe in which each arm stands with the group, such as a learning rate, that is best for it.
+BEST = "best"
+
 #: Claims that a comparison can be asked about; run directories are asked about the first.
 Form = Literal["equivalent", "not inferior", "beats target"]
 

@@ -7,13 +7,14 @@ import torch. `mptrain.study.recipe.reproduction` runs and judges recipes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain.config.catalogue import recipes_folder
-from mptrain.config.overrides import parse
+from mptrain.config.overrides import parse, quoted
 from mptrain.config.value_checks import show
 from mptrain.study.recipe.recipe import RESERVED, read_recipe
-from mptrain.study.sweep.points import Point
+from mptrain.study.sweep.points import Point, directory_name
 from mptrain.system.errors import ConfigError, Problem, UsageError, suggest
 from mptrain.system.files import expanded
 
@@ -100,16 +101,43 @@ def _varied(recipe: Recipe) -> set[str]:
     return {override.key_or_group for word in words if (override := parse(word)[0]) is not None}
 
 
-def recipe_points(recipe: Recipe, words: Sequence[str] = (), *, smoke: bool = False) -> list[Point]:
+def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
+    """Return the folder that holds a recipe's run directories: ``ROOT/recipes/NAME``.
+
+    Args:
+        recipe: The recipe.
+        root: The folder ``ROOT``, the user's ``run.root``.
+        smoke: Whether the runs are short ones, which have a folder ``NAME-smoke`` of their own.
+    """
+    return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
+
+
+def start_of(recipe: Recipe, folder: Path, words: Sequence[str] = (), *, smoke: bool = False) -> tuple[Path, Point]:
+    """Return the folder of the run whose weights a recipe's other runs start from, and its only point.
+
+    The folder stands beside ``folder``, that of the others. ``words`` and ``smoke`` are those of `recipe_points`.
+    """
+    short = recipe.smoke if smoke else ()
+    seed = f"seed={recipe.seeds[0]}"
+    return folder.with_name(f"{folder.name}-start"), Point(0, (*recipe.base, *recipe.start, *short, seed, *words), ())
+
+
+def recipe_points(
+    recipe: Recipe, words: Sequence[str] = (), *, folder: Path | None = None, smoke: bool = False
+) -> list[Point]:
     """Return the runs of a recipe as points of a sweep: each arm (configuration) of each group with each seed.
 
     Args:
         recipe: The recipe.
         words: Further overrides of every run. They are applied last.
+        folder: The folder of the runs; with it they start from the weights of the recipe's first run, if it has one.
         smoke: Whether to make short runs of one seed, which only check that everything works.
     """
     short = recipe.smoke if smoke else ()
     seeds = recipe.seeds[:1] if smoke else recipe.seeds
+    if recipe.start and folder is not None:
+        at, point = start_of(recipe, folder)
+        words = [*words, f"model.weights={quoted(str(at / directory_name(point)))}"]
     runs = [(arm, own, f"seed={seed}") for arm, own in recipe.full_arms.items() for seed in seeds]
     return [
         Point(number, (*recipe.base, *own, *short, seed, *words), (*own, seed), arm=arm, count=len(runs))

@@ -19,6 +19,7 @@ from annotated_types import Le, MinLen
 from mptrain.config.overrides import parse
 from mptrain.config.value_checks import Check, EntryError, RangeDescription, read_mapping, show
 from mptrain.config.yaml_files import find_unreadable, read_yaml
+from mptrain.study.comparison.results import BEST
 from mptrain.system.errors import ConfigError, Problem, suggest
 from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -168,7 +169,10 @@ class RecipeFile:
         claim: The claim that it tests.
         source: Paper and section of the claim.
         base: Overrides of every run.
-        groups: Name of each group to its overrides. Every arm is repeated in each group. Empty if there are none.
+        start: Overrides, after those of every run, of one more run with the first of the seeds: every run of an arm
+            starts from its weights. Empty if the arms start anew.
+        groups: Name of each group to its overrides. Every arm is repeated in each group. Empty if there are none. An
+            expectation also knows the group ``best``, in which each arm stands with the group that is best for it.
         arms: Name of each arm (configuration that is trained with each seed), without the group, to its overrides.
         reference: Name of the arm that the others are compared with in each group.
         seeds: The seeds of the runs of each arm.
@@ -183,6 +187,7 @@ class RecipeFile:
     claim: Text
     source: Text
     base: Words = ()
+    start: Words = ()
     groups: dict[Name, Words] = field(default_factory=dict)
     arms: dict[Name, Words] = field(metadata={"add": "add arms: {fp32: [precision=fp32], ...}"})
     reference: str = field(metadata={"add": "name the arm that the others are compared with"})
@@ -223,6 +228,11 @@ class Recipe(RecipeFile):
     def expectations(self) -> tuple[Expectation, ...]:
         """The expected results of every group, with full names of arms."""
         return tuple(grouped for expectation in self.expect for grouped in expectation.in_groups(self.groups))
+
+    @property
+    def compares_best(self) -> bool:
+        """True if an expectation is about arms in the groups that are best for them."""
+        return any(expectation.arm.startswith(f"{BEST}/") for expectation in self.expect)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -279,7 +289,9 @@ def _problems_between_keys(tree: Mapping[str, Any]) -> Iterator[Problem]:
         return
     if "reference" in tree:
         yield from _unknown_arm("reference", tree["reference"], arms)
-    full = [f"{group}/{arm}" for group in groups for arm in arms]
+    if BEST in groups:
+        yield Problem(f"groups: {BEST} is the group in which each arm has the group that is best for it", "rename it")
+    full = [f"{group}/{arm}" for group in [*groups, BEST] if groups for arm in arms]
     entries = tree.get("expect")
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
         sides = {key: entry[key] for key in ("arm", *RELATIONS) if key in entry} if isinstance(entry, dict) else {}

@@ -20,9 +20,10 @@ from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
+from mptrain.study.comparison.results import BEST
 from mptrain.study.comparison.run_measures import measure
 from mptrain.study.comparison.sentences import unfair
-from mptrain.study.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
+from mptrain.study.recipe.catalogue import RECIPE_YAML, folder_of, recipe_points, require_same_arms, start_of
 from mptrain.study.recipe.expectations import ExpectationResult, judge_expectation, unknown_measures
 from mptrain.study.sweep.comparisons import ComparisonOptions, claimed_by
 from mptrain.study.sweep.points import check
@@ -49,6 +50,8 @@ class Reproduction:
         words: The user's overrides for every run.
         folder: The folder that holds the run directories.
         points: The runs, as points of a sweep with checked configurations.
+        start: Folder of the run that has to end before them, because they start from its weights, and its point; None
+            if it has ended, or the recipe has none.
         composer: The composer that made the configurations.
         config_dirs: The user's config folders.
     """
@@ -60,6 +63,7 @@ class Reproduction:
     points: tuple[Point, ...]
     composer: Composer
     config_dirs: tuple[str, ...] = ()
+    start: tuple[Path, Point] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,17 +88,6 @@ class RecipeVerdict:
         return sum(finding.outcome == outcome for finding in self.findings)
 
 
-def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
-    """Return the folder that holds a recipe's run directories: ``ROOT/recipes/NAME``.
-
-    Args:
-        recipe: The recipe.
-        root: The folder ``ROOT``, the user's ``run.root``.
-        smoke: Whether the runs are short ones, which have a folder ``NAME-smoke`` of their own.
-    """
-    return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
-
-
 def prepare(
     recipe: Recipe, words: Sequence[str], root: str, program: Program, *, smoke: bool, config_dirs: Sequence[str] = ()
 ) -> Reproduction:
@@ -109,7 +102,8 @@ def prepare(
         config_dirs: Further config folders.
 
     Returns:
-        The recipe with its folder and all its runs, ready to run.
+        The recipe with its folder and all its runs, ready to run. Those that start from the weights of one that has not
+        ended are checked without these: prepare them again when it has.
 
     Raises:
         ConfigError: If an override or a point (one run) is invalid, or the folder holds other
@@ -119,14 +113,34 @@ def prepare(
     """
     _require_gpu(recipe, smoke=smoke)
     folder = folder_of(recipe, root, smoke=smoke)
-    points = recipe_points(recipe, words, smoke=smoke)
+    points = recipe_points(recipe, words, folder=folder, smoke=smoke)
     if is_sweep(folder):
         require_same_arms(read_sweep(folder), points)
+    start = start_of(recipe, folder, words, smoke=smoke) if recipe.start else None
+    if start is not None and _has_ended(start[0]):
+        require_same_arms(read_sweep(start[0]), start[1:])
+        start = None
     comes_along = recipe.path.is_relative_to(recipes_folder())
     composer = Composer(config_dirs, typed=None if comes_along else words)
-    points = check(points, composer, program)
-    _require_same_configurations(folder, points)
-    return Reproduction(recipe, smoke, tuple(words), folder, tuple(points), composer, tuple(config_dirs))
+    if start is not None:
+        *points, first = check([*recipe_points(recipe, words, smoke=smoke), start[1]], composer, program)
+        start = start[0], first
+    else:
+        points = check(points, composer, program)
+        _require_same_configurations(folder, points)
+    return Reproduction(recipe, smoke, tuple(words), folder, tuple(points), composer, tuple(config_dirs), start)
+
+
+def plan_start(reproduction: Reproduction) -> Sweep:
+    """Write the plan of the run whose weights a recipe's other runs start from (``sweep.json``) to its folder.
+
+    Raises:
+        StorageError: If the folder holds something else or cannot be written to.
+    """
+    assert reproduction.start is not None
+    folder, point = reproduction.start
+    made = sweep_folder(RunOptions(root=str(folder.parent), name=folder.name, resume="auto"))
+    return refresh_status(plan_sweep([point], made, words=point.overrides, config_dirs=reproduction.config_dirs))
 
 
 def plan(reproduction: Reproduction, parallel: int) -> Sweep:
@@ -143,7 +157,9 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
         StorageError: If the folder holds something else or cannot be written to.
     """
     recipe, points = reproduction.recipe, reproduction.points
-    options = ComparisonOptions(recipe.reference, recipe.margin, recipe.metric, claimed_by(points))
+    options = ComparisonOptions(
+        recipe.reference, recipe.margin, recipe.metric, claimed_by(points), recipe.compares_best
+    )
     root, name = reproduction.folder.parent.parent, reproduction.folder.name
     folder = sweep_folder(RunOptions(root=str(root), name=f"recipes/{name}", resume="auto"))
     sweep = plan_sweep(
@@ -196,6 +212,8 @@ def decide_recipe(
         runs: Full name of an arm (configuration) to its runs.
         comparisons: Name of each group to the comparison of its arms.
     """
+    if best := (comparisons or {}).get(BEST):
+        runs = {**runs, **{f"{BEST}/{arm.name}": [*arm.runs] for arm in best.arms}}
     findings = [judge_expectation(expectation, runs) for expectation in recipe.expectations]
     objections = [
         objection.what
@@ -254,6 +272,14 @@ def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict) -> Path:
     path = SweepPaths(reproduction.folder).verdict
     write_atomically(path, json.dumps(json.loads(as_json(fields)), indent=1, allow_nan=False) + "\n")
     return path
+
+
+def _has_ended(folder: Path) -> bool:
+    """Return whether all runs of the sweep in a folder have ended; False without a sweep."""
+    if not is_sweep(folder):
+        return False
+    sweep = refresh_status(read_sweep(folder))
+    return all(map(sweep.has_ended, sweep.jobs))
 
 
 def _require_gpu(recipe: Recipe, *, smoke: bool) -> None:

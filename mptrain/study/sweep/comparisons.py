@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mptrain.config.compose import command_with, packages_of
@@ -16,8 +18,8 @@ from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.study.comparison.arms import group_into_arms as group_runs
 from mptrain.study.comparison.arms import precision_of
-from mptrain.study.comparison.compare_arms import MARGIN, compare
-from mptrain.study.comparison.results import Arm, Comparison, Objection, RunMeasures, write_comparisons
+from mptrain.study.comparison.compare_arms import MARGIN, compare, direction_of
+from mptrain.study.comparison.results import BEST, Arm, Comparison, Objection, RunMeasures, write_comparisons
 from mptrain.study.comparison.run_measures import measure
 from mptrain.study.sweep.points import Point
 from mptrain.system.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean, suggest
@@ -39,12 +41,14 @@ class ComparisonOptions:
         metric: Name of the compared metric; None for the task's own metric.
         claimed: Configuration keys or sections in which arms may differ, in addition to precision and scaler. Any other
             difference makes a comparison unfair.
+        best: Also compare the arms in the groups that are best for them, as a group `BEST`.
     """
 
     reference: str | None = None
     margin: PositiveFloat = MARGIN
     metric: str | None = None
     claimed: tuple[str, ...] = ()
+    best: bool = False
 
     def as_plan(self) -> dict[str, Any]:
         """Return the options as JSON values for the field ``plan`` of a comparison's ``sweep.json``."""
@@ -149,8 +153,45 @@ def judge_sweep(sweep: Sweep) -> dict[str, Comparison]:
         arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
         comparison = with_relative_paths(_compare(arms, options, _notes(sweep)), sweep.folder)
         groups[group] = replace(comparison, objections=(*_lost_arms(without), *comparison.objections))
+    if options.best:
+        arms, remark, varied = _at_best(members, options.metric)
+        options = replace(options, claimed=(*options.claimed, *varied))
+        groups[BEST] = with_relative_paths(_compare(arms, options, [*_notes(sweep), remark]), sweep.folder)
     write_comparisons(sweep.paths.comparison, groups)
     return groups
+
+
+def _at_best(
+    groups: Mapping[str, Sequence[tuple[str, RunMeasures]]], metric: str | None
+) -> tuple[tuple[Arm, ...], str, set[str]]:
+    """Return each arm with the runs of one group, which groups these are, and the keys in which groups of all differ.
+
+    Of each arm it is the group with the best mean metric in the last validation, so that nothing is chosen on the data
+    of the comparison. A group with a run that has none, as after a numerical failure, is not chosen if another has all.
+    """
+    by_arm: dict[str, dict[str, list[RunMeasures]]] = {}
+    for group, runs in groups.items():
+        for arm, run in runs:
+            by_arm.setdefault(arm, {}).setdefault(group, []).append(run)
+    chosen: dict[str, str] = {}
+    varied: list[set[str]] = []
+    for arm, choices in by_arm.items():
+        first, *others = (runs[0] for runs in choices.values())
+        varied.append({key for other in others for key in config_differences(first.config, other.config)})
+        name = metric or first.metric_name or "loss"
+        sign = -1 if direction_of(name, first) else 1
+        chosen[arm] = min(choices, key=lambda group: _validated(choices[group], name, sign))
+    runs = [(arm, run) for arm, group in chosen.items() for run in by_arm[arm][group]]
+    where = ", ".join(f"{arm} {group}" for arm, group in chosen.items())
+    arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
+    remark = f"each arm is in the group whose mean metric in the last validation is best: {where}"
+    return arms, remark, set.intersection(*varied)
+
+
+def _validated(runs: Sequence[RunMeasures], metric: str, sign: int) -> float:
+    values = [[point.values.get(f"val_{metric}", math.nan) for point in run.course][-1:] for run in runs]
+    mean = fmean(value[0] if value else math.nan for value in values)
+    return sign * mean if math.isfinite(mean) else math.inf
 
 
 def _require_reference(options: ComparisonOptions, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,6 +77,15 @@ class Point:
     def label(self) -> str:
         """Short name of the point for messages and tables: the overrides in which points differ, such as ``seed=2``."""
         return " ".join(self.varied) or "(no overrides)"
+
+
+def directory_name(point: Point) -> str:
+    """Return the name of a point's run directory inside its sweep's folder, such as ``003-seed=1,precision=fp32``.
+
+    The number is that of the point. Characters of the varied overrides that are unsafe in a path become ``_``.
+    """
+    text = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", ",".join(point.varied))[:100].strip("_.")
+    return f"{point.number:03d}-{text}" if text else f"{point.number:03d}"
 
 
 def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:

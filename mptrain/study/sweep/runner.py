@@ -7,7 +7,6 @@ directory does not have the status ``done``. An `mptrain.study.sweep.executor.Ex
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from mptrain.runlog.run_state import RunState
 from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep, write_sweep
 from mptrain.study.sweep.executor import Executor, JobOutcome, JobProgress, JobSpec, Listener, Program
 from mptrain.study.sweep.local_executor import LocalExecutor, Slots
-from mptrain.study.sweep.points import NOT_SWEPT, Point
+from mptrain.study.sweep.points import NOT_SWEPT, Point, directory_name
 from mptrain.study.sweep.slurm_executor import SlurmExecutor, require_none_queued
 from mptrain.system.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.system.masking import masked
@@ -224,15 +223,6 @@ def _interleaved(jobs: Sequence[SweepJob]) -> list[SweepJob]:
     for job in jobs:
         turn[job.number] = turns[job.arm] = turns.get(job.arm, 0) + (job.arm != "")
     return sorted(jobs, key=lambda job: (turn[job.number], job.number))
-
-
-def directory_name(point: Point) -> str:
-    """Return the name of a point's run directory inside its sweep's folder, such as ``003-seed=1,precision=fp32``.
-
-    The number is that of the point. Characters of the varied overrides that are unsafe in a path become ``_``.
-    """
-    text = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", ",".join(point.varied))[:100].strip("_.")
-    return f"{point.number:03d}-{text}" if text else f"{point.number:03d}"
 
 
 class _Record(Listener):

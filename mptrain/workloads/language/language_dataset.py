@@ -167,13 +167,15 @@ def windows_of(
     options: TextOptions,
     faults: Mapping[str, Faults],
     files: Mapping[str, Sequence[Path]],
+    learn_from: str | None = None,
 ) -> TextDataset:
     """Make a data set from the texts of ``train`` and optionally ``val`` and ``test``.
 
-    ``faults`` and ``files`` are those of the parts that have files of their own. DataError is raised without text to
-    train on, ConfigError if a part is shorter than one window.
+    ``faults`` and ``files`` are those of the parts that have files of their own. ``learn_from`` is the text of which
+    the vocabulary is learned, None for the training text. DataError is raised without text to train on, ConfigError if
+    a part is shorter than one window.
     """
-    vocabulary = options.learn(f"{name} train", parts["train"])
+    vocabulary = options.learn(f"{name} train", parts["train"] if learn_from is None else learn_from)
     lanes = options.batch_size if options.stream else 0
     splits = {
         part: TextSplit(

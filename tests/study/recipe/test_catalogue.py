@@ -5,12 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from mptrain.config.compose import Composer
 from mptrain.runlog.sweeps import Sweep, SweepJob
-from mptrain.study.recipe.catalogue import check_own_words, find_recipe, recipe_names, recipe_points, require_same_arms
+from mptrain.study.recipe.catalogue import (
+    check_own_words,
+    find_recipe,
+    folder_of,
+    recipe_names,
+    recipe_points,
+    require_same_arms,
+    start_of,
+)
 from mptrain.study.recipe.recipe import RESERVED, read_recipe
 from mptrain.system.errors import ConfigError, UsageError
 from tests.loops import each
@@ -225,6 +234,32 @@ def test_groups_repeat_all_arms_unless_one_is_named(recipe_of):
     assert len(recipe.expectations) == 3
 
 
+def test_arms_may_stand_in_the_groups_that_are_best_for_them(recipe_of):
+    named = ("arm: s2^0, measure: top1, below: fp32", "arm: best/s2^0, measure: top1, below: best/fp32")
+    recipe = recipe_of(GROUPS, named)
+    assert recipe.compares_best
+    assert recipe.expectations[0].text == "best/s2^0 top1 below best/fp32 by 0.5"
+    assert not recipe_of(GROUPS).compares_best
+    with pytest.raises(ConfigError, match=r"expect.0.arm: there is no arm 'best/s2\^0'"):
+        recipe_of(named)
+    with pytest.raises(ConfigError, match="groups: best is the group in which"):
+        recipe_of(("arms:\n", "groups: {sgd: [optimizer=sgd], best: [optimizer=adam]}\narms:\n"))
+
+
+def test_arms_start_from_the_weights_of_a_run_of_the_first_seed(recipe_of, tmp_path):
+    recipe = recipe_of(("base: [model=mlp]", "base: [model=mlp]\nstart: [train.epochs=9]"), ("[0, 1]", "[3, 4]"))
+    folder = folder_of(recipe, "out", smoke=False)
+    at, point = start_of(recipe, folder, ["train.batch_size=8"])
+    assert at == Path("out/recipes/mine-start")
+    assert point.overrides == ("model=mlp", "train.epochs=9", "seed=3", "train.batch_size=8")
+    points = recipe_points(recipe, folder=folder)
+    assert {point.overrides[-1] for point in points} == {"model.weights=out/recipes/mine-start/000"}
+    assert recipe_points(recipe)[0].overrides[-1] == "seed=3"
+    at, point = start_of(recipe, folder_of(recipe, "out", smoke=True), smoke=True)
+    assert at == Path("out/recipes/mine-smoke-start")
+    assert point.overrides == ("model=mlp", "train.epochs=9", "train.max_steps=2", "seed=3")
+
+
 def test_a_smoke_run_has_one_seed_and_words_that_outdo_those_of_arms(recipe_of):
     recipe = recipe_of(("[precision=fp32]", "[precision=fp32, train.max_steps=500]"))
     points = recipe_points(recipe, smoke=True)
@@ -286,6 +321,8 @@ def test_every_recipe_that_comes_with_mptrain_is_sound_and_its_words_compose(nam
     for point in recipe_points(recipe, smoke=smoke):
         if point.varied[-1] == f"seed={recipe.seeds[0]}":  # the others differ in nothing else
             assert composer.compose(point.overrides).seed == recipe.seeds[0]
+    if recipe.start:
+        assert composer.compose(start_of(recipe, Path("out"), smoke=smoke)[1].overrides).seed == recipe.seeds[0]
 
 
 def test_reading_recipes_imports_no_torch():

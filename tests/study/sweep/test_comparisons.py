@@ -14,7 +14,8 @@ from mptrain.study.sweep.comparisons import (
 )
 from mptrain.study.sweep.points import Point, expand, validate
 from mptrain.system.errors import ConfigError, StorageError, UsageError
-from tests.study.comparison.fake_runs import some_summary, write_run, yaml_of
+from mptrain.system.records import EvalRecord, EventRecord
+from tests.study.comparison.fake_runs import epoch, some_summary, write_run, yaml_of
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +108,67 @@ def test_an_arm_without_a_run_is_named(tmp_path):
     assert "1 run of huge did not start: out of memory" in [objection.what for objection in found.objections]
 
 
+def grouped_sweep(folder, rates, values, **plan):
+    """A recipe's sweep with a group for each rate, and two seeds; ``values`` of (rate, arm) are val and test top1."""
+    jobs = []
+    for (rate, arm), (val, test) in values.items():
+        for seed in (0, 1):
+            number, precision = len(jobs), "fp32" if arm == "fp32" else "amp_dynamic"
+            config = yaml_of(seed, precision, optimizer__lr=rates[rate])
+            records = (
+                EventRecord("start", 0, {"initial_weights": f"weights {seed}"}),
+                *(epoch(1, 30, 30, top1=val + seed / 1000) for _ in "1" if val is not None),
+                EvalRecord("test", 30, 1, 397, {"top1": test + seed / 1000, "loss": 0.1}, data="tested"),
+            )
+            summary = some_summary(test={"top1": test + seed / 1000, "loss": 0.1})
+            write_run(folder, f"{number:03d}", config=config, records=records, summary=summary)
+            jobs.append(SweepJob(number, f"{number:03d}", (), (), f"{rate}/{arm}", "done", 0))
+    options = ComparisonOptions("fp32", 0.05, "top1").as_plan() | plan
+    return Sweep(folder, "recipe", (), (), "train", 1, tuple(jobs), plan=options)
+
+
+RATES = {"low": 0.01, "high": 0.1}
+VALUES = {
+    ("low", "fp32"): (0.80, 0.99),  # better on test, but that decides nothing
+    ("low", "amp"): (0.90, 0.92),
+    ("high", "fp32"): (0.95, 0.93),
+    ("high", "amp"): (0.60, 0.97),
+}
+
+
+def test_arms_are_compared_in_the_groups_that_validation_finds_best_for_them(tmp_path):
+    found = judge_sweep(grouped_sweep(tmp_path, RATES, VALUES, best=True))
+    assert list(found) == ["low", "high", "best"]
+    best = {result.arm.name: result for result in found["best"].arms}
+    assert best["fp32"].metric.mean == pytest.approx(0.9305)
+    assert best["amp"].metric.mean == pytest.approx(0.9205)
+    assert best["amp"].verdict.word == "equivalent"
+    assert not [objection for objection in found["best"].objections if objection.fatal]  # the rate may differ there
+    assert "each arm is in the group whose mean metric in the last validation is best: fp32 high, amp low" in " ".join(
+        found["best"].notes
+    )
+    assert list(judge_sweep(grouped_sweep(tmp_path / "without", RATES, VALUES))) == ["low", "high"]
+
+
+def test_a_group_without_a_validation_is_not_the_best(tmp_path):
+    values = VALUES | {("high", "fp32"): (None, 0.93)}
+    best = judge_sweep(grouped_sweep(tmp_path, RATES, values, best=True))["best"]
+    assert best.arms[0].metric.mean == pytest.approx(0.9905)
+
+
+def test_what_differs_between_arms_of_a_group_stays_unfair_in_the_best_ones(tmp_path):
+    sweep = grouped_sweep(tmp_path, RATES, VALUES, best=True)
+    for number in (2, 3):  # low/amp
+        path = tmp_path / f"{number:03d}" / "config.yaml"
+        path.write_text(path.read_text().replace("batch_size: 10", "batch_size: 20"))
+    found = judge_sweep(sweep)
+    for group in ("low", "best"):
+        fatal = [objection.what for objection in found[group].objections if objection.fatal]
+        assert any("train.batch_size is 10 in fp32, 20 in amp" in what for what in fatal), group
+
+
 def test_a_question_comes_back_from_the_plan_of_a_sweep():
-    question = ComparisonOptions("fp32", 0.02, "loss", ("optimizer",))
+    question = ComparisonOptions("fp32", 0.02, "loss", ("optimizer",), best=True)
     assert ComparisonOptions.of(question.as_plan()) == question
     assert ComparisonOptions.of({"recipe": "two_cliffs"}) == ComparisonOptions()
 

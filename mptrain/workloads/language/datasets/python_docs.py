@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import dataclass
+from typing import Literal
 
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.dataset import takes_fields_of
@@ -17,14 +19,31 @@ MODULE = "pydoc_data.topics"
 _EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
-@takes_fields_of(TextOptions)
-def load_python_docs(options: TextOptions) -> TextDataset:
+@dataclass(frozen=True, kw_only=True)
+class PythonDocsOptions(TextOptions):
+    """Options of the data set ``python_docs`` besides those of `TextOptions`.
+
+    Attributes:
+        half: The first or the second half of the topics, in alphabetical order; None for all. The vocabulary is always
+            that of all, so that a network that was trained on one half can be fine-tuned on the other.
+    """
+
+    half: Literal["first", "second"] | None = None
+
+
+@takes_fields_of(PythonDocsOptions)
+def load_python_docs(options: PythonDocsOptions) -> TextDataset:
     """Read Python's language reference and divide it, in the same way in every run of one version of Python.
 
     DataError is raised if this Python has no topics, ConfigError if the text is too short for the options.
     """
-    parts = divide(read_topics(), options.val_share, options.test_share)
-    return windows_of("python_docs", parts, options, faults={}, files={})
+    topics = read_topics()
+    every = parts = divide(topics, options.val_share, options.test_share)
+    if options.half is not None:
+        middle = len(topics) // 2
+        half = topics[:middle] if options.half == "first" else topics[middle:]
+        parts = divide(half, options.val_share, options.test_share)
+    return windows_of("python_docs", parts, options, faults={}, files={}, learn_from=every["train"])
 
 
 def read_topics() -> list[str]:
