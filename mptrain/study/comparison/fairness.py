@@ -310,6 +310,9 @@ WAITING = 0.2
 #: Smallest reported excess over the reference in the share of zero gradients.
 FLUSHED = 0.02
 
+#: Smallest reported share of updates that changed no weight.
+LOST = 0.01
+
 #: Step time in seconds below which a CUDA device mostly launches kernels.
 SHORT_STEP = 0.010
 
@@ -340,8 +343,8 @@ def remarks(
         if memory is not None and not _high(memory) < 1 / FASTER:
             reasons = list(_not_smaller(done)) or [_no_reason(done[0])]
             missing_gains += (f"not smaller: {reason}" for reason in reasons)
-    flushed = _flushed(arm.runs, reference.runs)
-    return (*missing_gains, *_untimed(done), *_skipped(arm.runs), *flushed, *_floor(arm.runs), *_ends(arm.runs))
+    rounded = (*_flushed(arm.runs, reference.runs), *_lost(arm.runs))
+    return (*missing_gains, *_untimed(done), *_skipped(arm.runs), *rounded, *_floor(arm.runs), *_ends(arm.runs))
 
 
 def max_concurrent_runs(runs: Iterable[RunMeasures]) -> int:
@@ -467,6 +470,15 @@ def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iter
         yield (
             f"{percent(fmean(here))} of the activation gradients were zero, against {percent(fmean(there))} in the "
             "reference: the difference is underflow at this loss scale"
+        )
+
+
+def _lost(runs: Sequence[RunMeasures]) -> Iterator[str]:
+    lost = [run.lost_updates for run in runs if run.lost_updates is not None]
+    if lost and fmean(lost) >= LOST:
+        yield (
+            f"{percent(fmean(lost))} of the updates in the steps with histograms changed no weight: they are smaller "
+            "than half the spacing of numbers in the format of the weights, of which there is no FP32 copy"
         )
 
 

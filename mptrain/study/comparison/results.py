@@ -176,6 +176,8 @@ class RunMeasures:
         steady_steps: Number of steps over which the throughput was measured; None if not recorded.
         zero_gradients: Mean share of zero activation gradients over the steps with histograms, 0 to 1;
             None without histograms.
+        lost_updates: Share of the updates in these steps that changed no weight, of half-precision weights without a
+            master copy that are rounded to nearest, 0 to 1; None for others and without histograms.
         course: The learning curve, in order; not stored with a comparison.
         losses: Mean training loss of the first ten steps, and at the end; NaN if unknown, or with several learners.
     """
@@ -219,6 +221,7 @@ class RunMeasures:
     unusable: dict[str, int] = field(default_factory=dict)
     steady_steps: int | None = None
     zero_gradients: float | None = None
+    lost_updates: float | None = None
     memory_by_use: dict[str, int] = field(default_factory=dict)
     course: Annotated[tuple[CurvePoint, ...], _ON_DISK] = ()
     losses: tuple[float, float] = (math.nan, math.nan)

@@ -18,13 +18,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
 
 from mptrain.config.config_diff import chosen_options, flat_settings
 from mptrain.numerics.exponents import merged, total
+from mptrain.runlog.lost_updates import lost_shares
 from mptrain.runlog.run_reader import Run
 from mptrain.runlog.strict_json import read_object
 from mptrain.study.comparison.results import Aligned, Arm, CurvePoint, RunMeasures
@@ -273,6 +274,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
         skip_rate=skipped / (steps * len(learners)) if steps and learners else 0.0,
         overflows=_overflows(learners),
         zero_gradients=_zero_gradients(run),
+        lost_updates=_lost_updates(run, config),
         scale=dict(learners[0]["scale"]) if learners else {},
         terms_per_second=_steady(summary),
         term=summary.get("term", "samples"),
@@ -311,6 +313,19 @@ def _zero_gradients(run: Run) -> float | None:
         if not record.overflow and "activation_gradients" in record.tensors
     ]
     return sum(counts.zeros / total(counts) for counts in looked_at) / len(looked_at) if looked_at else None
+
+
+def _lost_updates(run: Run, config: Mapping[str, Any]) -> float | None:
+    """Return the share of updates that changed no half-precision weight, if nothing keeps what rounding takes."""
+    if config.get("precision.master_weights") or config.get("precision.rounding", "nearest") != "nearest":
+        return None
+    count, _ = lost_shares(
+        sums
+        for record in run.histograms()
+        for name, sums in record.lost.items()
+        if (weight := record.tensors.get("weights", {}).get(name)) and weight.dtype in ("float16", "bfloat16")
+    )
+    return None if math.isnan(count) else count
 
 
 def _read_events(run: Run) -> _Events:

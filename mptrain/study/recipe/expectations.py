@@ -41,6 +41,7 @@ MEASURES: dict[str, Callable[[RunMeasures], float | None]] = {
     "peak_memory": lambda run: run.peak_memory or None,
     "energy": lambda run: None if failed(run) else run.energy,
     "zero_gradients": lambda run: run.zero_gradients,
+    "lost_updates": lambda run: run.lost_updates,
     "failed": lambda run: float(failed(run)),
 }
 

@@ -112,6 +112,15 @@ def test_gradients_flushed_to_zero_are_named_where_both_were_seen():
     assert arms(0.34, 0.33) == arms(0.9, None) == arms(None, 0.33) == ()
 
 
+def test_updates_that_changed_no_weight_are_named():
+    def arm(*shares):
+        return Arm("bf16_pure", tuple(measures(seed, lost_updates=share) for seed, share in enumerate(shares)))
+
+    (sentence,) = remarks(arm(0.5, 0.7), FULL, None, None)
+    assert sentence.startswith("60 % of the updates in the steps with histograms changed no weight: ")
+    assert remarks(arm(0.0, None), FULL, None, None) == remarks(arm(None, None), FULL, None, None) == ()
+
+
 def test_runs_that_did_not_end_in_order_are_named_with_their_reason():
     broken = Arm("amp_dynamic", (failed(measures(0)), failed(measures(1)), measures(2, status="running")))
     assert remarks(broken, FULL, None, None) == (

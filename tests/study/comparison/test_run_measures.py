@@ -47,6 +47,26 @@ def test_zero_gradients_are_the_mean_over_the_steps_that_were_looked_at(tmp_path
     assert measure(write_run(tmp_path / "other", records=SOME_RECORDS)).zero_gradients is None
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ({}, 0.75),
+        ({"precision__master_weights": True}, None),
+        ({"precision__rounding": "stochastic"}, None),
+    ],
+)
+def test_lost_updates_are_those_of_half_weights_without_anything_that_keeps_them(tmp_path, mode, expected):
+    def looked_at(step, lost):
+        counts = {name: ExponentCounts(name, 0, 0, 0, 1.0, -3, (8,)) for name in ("bfloat16", "float32")}
+        sums = {"bfloat16": (8, lost, 1.0, 0.5, 0.5), "float32": (8, 8, 1.0, 1.0, 0.0)}  # kept in FP32: nothing is lost
+        return HistogramRecord("main", step, 1.0, False, {"weights": counts}, {}, {}, sums)
+
+    records = [*SOME_RECORDS, looked_at(1, 4), looked_at(10, 8)]
+    config = yaml_of(0, "fp16_static", **{"precision__master_weights": False, **mode})
+    assert measure(write_run(tmp_path, config=config, records=records)).lost_updates == expected
+    assert measure(write_run(tmp_path / "without", config=config)).lost_updates is None
+
+
 def test_the_course_of_a_run_counts_its_samples(tmp_path):
     records = [*SOME_RECORDS, epoch(1, 10, 9, top1=0.8), epoch(2, 30, 28, top1=0.9)]
     found = measure(write_run(tmp_path, records=records, summary=some_summary()))
