@@ -1,3 +1,4 @@
+from mptrain import optimizer as optimizer
 from mptrain.api.run import open_run as open_run
 from mptrain.api.run import runs as runs
 from mptrain.api.train import train as train

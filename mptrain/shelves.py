@@ -32,6 +32,9 @@ FUNCTIONS = {
     "watch": "mptrain.integrations.watch",
 }
 
+#: Packages that Python programs use without importing them: ``mptrain.optimizer.stochastic(optimizer)``.
+MODULES = ("optimizer",)
+
 #: Commands, in the order of the help.
 COMMANDS = (
     "train", "compare", "resume", "eval", "predict", "export", "runs", "report", "recommend", "diagnose", "replay",

@@ -101,6 +101,13 @@ class FrozenWeights:
     def __init__(self) -> None:
         self._digests: dict[str, int] = {}
         self._named: set[str] = set()
+        self._said: list[dict[str, Any]] = []
+
+    def unsaid(self, decays: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return which of the lost decays of an optimizer's state have not been returned before."""
+        new = [decay for decay in decays if decay not in self._said]
+        self._said += new
+        return new
 
     def compare(self, digests: Mapping[str, int]) -> list[str]:
         """Return the names of the weights that are as at the look before, each name once.
@@ -129,6 +136,7 @@ class HistogramWatch:
         self._counts: dict[tuple[TensorKind, str], tuple[Tensor, torch.dtype]] = {}
         self._rows: dict[torch.device, list[Tensor]] = {}  # for the next counts
         self._unchanged: dict[str, Tensor] = {}
+        self._decays: list[dict[str, Any]] = []
         self._lost: dict[str, Tensor] = {}
         self._digests: dict[str, Tensor] = {}
         self._before: dict[str, _Before] = {}
@@ -155,6 +163,7 @@ class HistogramWatch:
     def updated(self, weights: Weights) -> None:
         """Count the updates, and those that rounding to half precision has lost, or would lose."""
         self._count_after(weights.masters.working(), weights.masters.stored())
+        self._decays = weights.updater.lost_decays()
 
     def _count_before(
         self,
@@ -240,7 +249,7 @@ class HistogramWatch:
     def records(self) -> Sequence[Record]:
         """Return the step's histograms as one record, or none before its overflow check; waits for the device.
 
-        An event ``frozen`` may follow it.
+        Events ``frozen`` and ``state_rounding`` may follow it.
         """
         if self._verdict is None or self._scale is None:
             return ()
@@ -271,8 +280,11 @@ class HistogramWatch:
         named = self._learner, self._step, float(self._scale), overflow
         record = HistogramRecord(*named, tensors, unchanged, looked_at, lost)
         frozen = self._frozen.compare(digests)
-        fields = {"learner": self._learner, "parameters": frozen[:MAX_TENSORS], "count": len(frozen)}
-        return (record, EventRecord("frozen", self._step, fields)) if frozen else (record,)
+        events = [("state_rounding", decay) for decay in self._frozen.unsaid(self._decays)]
+        if frozen:
+            events.append(("frozen", {"parameters": frozen[:MAX_TENSORS], "count": len(frozen)}))
+        learner = {"learner": self._learner}
+        return record, *(EventRecord(kind, self._step, learner | fields) for kind, fields in events)
 
     def _hook(self, name: str, hooks: contextlib.ExitStack) -> Any:
         def look_back(gradient: Tensor) -> None:

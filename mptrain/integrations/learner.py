@@ -14,7 +14,7 @@ from mptrain.engine.histograms import FrozenWeights
 from mptrain.engine.ring import StepValues
 from mptrain.integrations.passes import Follower, Passes, PassLog, first_not_finite, warn
 from mptrain.integrations.updates import Rates, UpdateFacts, UpdateHistograms, UpdateLog
-from mptrain.numerics.lost_updates import RoundedUpdates, lost_at_start, lost_decays
+from mptrain.numerics.lost_updates import RoundedUpdates, lost_at_start, lost_decays, states_of
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.runlog.lost_updates import in_words
 from mptrain.system.torch_private import is_within_step, skips_on_device
@@ -208,7 +208,7 @@ class WatchedLearner(Follower):
             loses=lambda name: self._loses_updates(rounded, name, parameters[name]),
             exact=lambda name, before, same: rounded.exact(parameters[name], before, same),
         )
-        for decay in () if self._decays_known else lost_decays(self.optimizer):
+        for decay in () if self._decays_known else lost_decays(states_of(self.optimizer)):
             self.updates.take_event("state_rounding", decay)
         self._decays_known = bool(self.optimizer.state)
         return histograms

@@ -6,7 +6,7 @@ without a master copy, whatever their options say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -125,18 +125,27 @@ def peak_rate(group: Mapping[str, Any]) -> float:
     return max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
 
 
-def lost_decays(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return which state in half precision cannot fall, because its decay is rounded away: name, dtype and decay."""
+def lost_decays(states: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return which state in half precision cannot fall, because its decay is rounded away: name, dtype and decay.
+
+    ``states`` has the state of each parameter by torch's names, and the constants of its group.
+    """
     lost: dict[tuple[str, str, float], dict[str, Any]] = {}
+    for state, group in states:
+        for key, value in state.items():
+            if key not in _DECAYS or not isinstance(value, Tensor) or value.dtype.itemsize != 2:
+                continue
+            keep, dtype = _DECAYS[key](group), str(value.dtype).removeprefix("torch.")
+            if keep is None:
+                continue
+            keep = float(keep)
+            if (key, dtype, keep) not in lost and decay_is_lost(value.dtype, keep):
+                lost[key, dtype, keep] = {"state": key, "dtype": dtype, "keeps": keep}
+    return [*lost.values()]
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield the state of each parameter of an optimizer, and its group."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if key not in _DECAYS or not isinstance(value, Tensor) or value.dtype.itemsize != 2:
-                    continue
-                keep, dtype = _DECAYS[key](group), str(value.dtype).removeprefix("torch.")
-                if keep is None:
-                    continue
-                keep = float(keep)
-                if (key, dtype, keep) not in lost and decay_is_lost(value.dtype, keep):
-                    lost[key, dtype, keep] = {"state": key, "dtype": dtype, "keeps": keep}
-    return [*lost.values()]
+            yield optimizer.state.get(parameter, {}), group

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from typing_extensions import override
 
+from mptrain.numerics.lost_updates import lost_decays, states_of
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.numerics.tensors import as_part_of, memory_order, part_for
 from mptrain.optimizer.rules import Group, ParameterOptions, Rule, UpdateInputs
@@ -70,6 +71,9 @@ class Updater(Protocol):
         overwritten; a parameter with None is not updated. ``lr`` and ``grad_scale``, their divisor, are float32 of
         shape (1,); None does not divide. Raises ConfigError if an optimizer with torch's interface cannot be driven.
         """
+
+    def lost_decays(self) -> list[dict[str, Any]]:
+        """Return which state in half precision cannot fall (`mptrain.numerics.lost_updates.lost_decays`)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer state for a checkpoint.
@@ -126,6 +130,10 @@ class RuleUpdater(Updater):
                 self._rule.apply(members.group, members.of(grads), members.own(inputs))
         increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
         self._masters.copy_to_params(self.step)
+
+    @override
+    def lost_decays(self) -> list[dict[str, Any]]:
+        return lost_decays((state, vars(self._rule)) for state in self._state)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -340,6 +348,10 @@ class TorchUpdater(Updater):
         if not self._begun:
             self.state_dict()  # an optimizer whose state cannot be saved is refused now, not at the first checkpoint
         self._begun |= live
+
+    @override
+    def lost_decays(self) -> list[dict[str, Any]]:
+        return lost_decays(pair for optimizer in self._optimizers for pair in states_of(optimizer))
 
     @override
     def state_dict(self) -> dict[str, Any]:

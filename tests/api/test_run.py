@@ -116,7 +116,16 @@ def test_the_package_and_its_runs_are_read_without_torch():
 
 def test_type_checkers_know_every_name():
     stub = Path(mptrain.__file__).with_suffix(".pyi").read_text()
-    assert set(re.findall(r"import \w+ as (\w+)", stub)) == set(shelves.FUNCTIONS)
+    assert set(re.findall(r"import \w+ as (\w+)", stub)) == {*shelves.FUNCTIONS, *shelves.MODULES}
+
+
+def test_packages_for_programs_need_no_import_of_their_own():
+    program = (
+        "import mptrain, sys; assert 'torch' not in sys.modules; import torch; "
+        "layer = torch.nn.Linear(2, 2).bfloat16(); "
+        "mptrain.optimizer.stochastic(torch.optim.SGD(layer.parameters(), lr=0.1)).step()"
+    )
+    subprocess.run([sys.executable, "-c", program], env=environment(), check=True, timeout=60)
 
 
 def test_callers_keep_their_random_numbers(tmp_path):

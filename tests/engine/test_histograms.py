@@ -38,7 +38,7 @@ def looked_at(*overrides, step=1):
     with torch.no_grad():
         activations = outputs_of(parts, batch)
     _NoRing().record(train_step(learner, parts.model, batch, parts.plan, watch))
-    (record,) = watch.records()
+    record, *_ = watch.records()
     return parts, record, before, gradients, activations
 
 

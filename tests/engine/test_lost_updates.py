@@ -51,13 +51,25 @@ def test_updates_in_place_of_a_rule_of_ours_are_counted_and_their_magnitude_is_n
     assert sum(lost for _, lost, *_ in record.lost.values()) > 0
 
 
-def events_of(folder, *words):
+def events_of(folder, *words, kind="frozen"):
     kept = Kept()
     loop_of(
         folder, *TINY, "train.max_steps=6", "diagnostics=histograms", "diagnostics.every=2", *words, kept=kept
     ).run()
     assert kept.of(HistogramRecord)
-    return [event for event in kept.of(EventRecord) if event.kind == "frozen"]
+    return [event for event in kept.of(EventRecord) if event.kind == kind]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [("optimizer=adamw",), ("optimizer=torch", "optimizer.name=NAdam", "optimizer.lr=1e-3")],
+)
+def test_moments_in_bf16_that_cannot_fall_are_named_once(tmp_path, optimizer):
+    words = (*optimizer, "precision=bf16_pure")
+    (event,) = events_of(tmp_path / "half", *words, "precision.optimizer_state=parameters", kind="state_rounding")
+    assert event.fields == {"learner": "main", "state": "exp_avg_sq", "dtype": "bfloat16", "keeps": 0.999}
+    assert event.step == 1
+    assert events_of(tmp_path / "full", *words, kind="state_rounding") == []
 
 
 def test_weights_that_stand_still_between_looks_are_named_once_in_module_order(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.numerics.lost_updates import RoundedUpdates, lost_at_start, lost_decays
+from mptrain.numerics.lost_updates import RoundedUpdates, lost_at_start, lost_decays, states_of
 from mptrain.optimizer import compensated, stochastic
 
 HALF = torch.bfloat16
@@ -110,10 +110,10 @@ def test_a_copy_in_the_state_of_an_optimizer_keeps_updates(state, loses):
 def test_moments_that_cannot_fall_are_named_with_their_decay():
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    assert lost_decays(optimizer) == []
+    assert lost_decays(states_of(optimizer)) == []
     backward(model, 0)
     optimizer.step()
-    assert lost_decays(optimizer) == [{"state": "exp_avg_sq", "dtype": "bfloat16", "keeps": 0.999}]
+    assert lost_decays(states_of(optimizer)) == [{"state": "exp_avg_sq", "dtype": "bfloat16", "keeps": 0.999}]
     for other in (
         torch.optim.AdamW(network().parameters(), lr=1e-3, betas=(0.9, 0.95)),
         torch.optim.AdamW(network(torch.float32).parameters(), lr=1e-3),
@@ -123,4 +123,4 @@ def test_moments_that_cannot_fall_are_named_with_their_decay():
             for parameter in group["params"]:
                 parameter.grad = torch.randn_like(parameter)
         other.step()
-        assert lost_decays(other) == []
+        assert lost_decays(states_of(other)) == []

@@ -222,6 +222,30 @@ def test_shards_on_two_ranks_have_the_bits_of_the_whole_and_what_they_lose_is_to
     assert 0 < answers["watched"] < 1
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("wrap", ["stochastic", "compensated"])
+@pytest.mark.parametrize(("kernels", "expected"), [("fused=True", 8), ("foreach=True", 12), ("foreach=False", 16)])
+def test_a_step_takes_as_much_memory_as_the_page_says(wrap, kernels, expected):
+    """Resident memory at the peak of a step, beyond that before it, of one parameter of 16 million weights."""
+    program = f"""
+import torch
+import mptrain
+from mptrain.system import machine
+weight = torch.nn.Parameter(torch.zeros(4096, 4096, dtype=torch.bfloat16))
+optimizer = mptrain.optimizer.{wrap}(torch.optim.AdamW([weight], lr=1e-3, {kernels}))
+for _ in range(3):
+    weight.grad = torch.ones_like(weight)
+    machine.forget_peak()
+    before = machine.resident_memory()
+    optimizer.step()
+print((machine.resident_peak() - before) / weight.numel())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True, timeout=120
+    )
+    assert float(done.stdout) == pytest.approx(expected, abs=0.75)
+
+
 def test_random_bits_do_not_depend_on_the_default_dtype(monkeypatch):
     ends = []
     for dtype in (torch.float32, torch.bfloat16):
