@@ -33,7 +33,10 @@ BUDGET = {
     "runlog": (2_400, "records, checkpoints and their readers, safe against any file"),
     "scaler": (600, "loss scalers and the constants of other frameworks"),
     "schedule": (400, "learning rates"),
-    "study": (7_200, "sweeps, Slurm, comparisons with verdicts, logs of any program, recipes"),
+    "study": (
+        7_300,
+        "sweeps, Slurm, comparisons with verdicts, logs of any program, recipes with a run before their arms",
+    ),
     "system": (1_500, "errors, devices, masking of secrets, safe files"),
     "workloads": (8_600, "eight kinds of training with their data sets and published models"),
 }

@@ -83,11 +83,9 @@ class MasterWeights:
         special = self._rounding.kind != "nearest" and not keep
         self._not_nearest = [index for index in copied if special and self.parts[index].dtype == torch.bfloat16]
         self._nearest = [index for index in copied if index not in set(self._not_nearest)]
-        self._compensation: dict[int, Tensor] = {}
-        if self._rounding.kind == "compensated":
-            self._compensation = {
-                index: torch.zeros_like(self.parts[index], dtype=torch.int16) for index in self._not_nearest
-            }
+        kept = self._not_nearest if self._rounding.kind == "compensated" else []
+        self._compensation = {index: torch.zeros_like(self.parts[index], dtype=torch.int16) for index in kept}
+        if kept:
             self.copy_to_params()  # what rounding has taken from the initial values
         self._versions: list[int] = []
         self._followed: set[int] = set()  # indices into _copied

@@ -92,7 +92,7 @@ FOUND = {
         {"cause": "loss", "helped": None, "outcome": "no precision and no loss scale fixes its formula"},
     ),
     "a batch norm with huge activations": (
-        network("batchnorm", *FP16), {"cause": "none", "note": "body.3 (BatchNorm2d) has FP16 values up to"},
+        network("batchnorm", *FP16), {"cause": "none", "note": "body.2 (Conv2d) has FP16 values up to"},
     ),
     "a frozen parameter": (
         network("frozen", "precision=fp16_dynamic"),
@@ -251,10 +251,7 @@ def test_gradients_without_a_scale_are_given_one_that_was_tried():
     assert "of the nonzero FP16 gradients are below 2^-14 at loss scale 1" in found.notes[0]
     [remedy] = found.remedies
     assert remedy.helped
-    assert remedy.words[0] == "scaler=static"
-    scale = int(remedy.words[1].removeprefix("scaler.scale="))
-    assert 2**12 <= scale <= 2**22
-    assert scale & (scale - 1) == 0
+    assert remedy.words == ("scaler=dynamic",)
 
 
 def test_a_step_behind_the_end_is_refused():

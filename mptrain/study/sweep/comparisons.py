@@ -167,7 +167,7 @@ def _at_best(
     """Return each arm with the runs of one group, which groups these are, and the keys in which groups of all differ.
 
     Of each arm it is the group with the best mean metric in the last validation, so that nothing is chosen on the data
-    of the comparison. A group with a run that has none, as after a numerical failure, is not chosen if another has all.
+    of the comparison. A group with a run that is not done, or has none, is not chosen if another has all.
     """
     by_arm: dict[str, dict[str, list[RunMeasures]]] = {}
     for group, runs in groups.items():
@@ -189,8 +189,11 @@ def _at_best(
 
 
 def _validated(runs: Sequence[RunMeasures], metric: str, sign: int) -> float:
-    values = [[point.values.get(f"val_{metric}", math.nan) for point in run.course][-1:] for run in runs]
-    mean = fmean(value[0] if value else math.nan for value in values)
+    last = []
+    for run in runs:
+        seen = [value for point in run.course if (value := point.values.get(f"val_{metric}")) is not None]
+        last.append(seen[-1] if seen and run.status == "done" else math.nan)
+    mean = fmean(last)
     return sign * mean if math.isfinite(mean) else math.inf
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mptrain.config.compose import Composer
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sweeps import Sweep, SweepJob
 from mptrain.study.sweep.comparisons import (
     ComparisonOptions,
@@ -150,10 +151,14 @@ def test_arms_are_compared_in_the_groups_that_validation_finds_best_for_them(tmp
     assert list(judge_sweep(grouped_sweep(tmp_path / "without", RATES, VALUES))) == ["low", "high"]
 
 
-def test_a_group_without_a_validation_is_not_the_best(tmp_path):
+def test_a_group_without_a_validation_or_with_a_run_that_failed_is_not_the_best(tmp_path):
     values = VALUES | {("high", "fp32"): (None, 0.93)}
-    best = judge_sweep(grouped_sweep(tmp_path, RATES, values, best=True))["best"]
+    best = judge_sweep(grouped_sweep(tmp_path / "a", RATES, values, best=True))["best"]
     assert best.arms[0].metric.mean == pytest.approx(0.9905)
+    sweep = grouped_sweep(tmp_path / "b", RATES, VALUES, best=True)
+    path = RunPaths(tmp_path / "b" / "005").run_json  # high/fp32, which has been validated
+    path.write_text(path.read_text().replace('"done"', '"failed"'))
+    assert judge_sweep(sweep)["best"].arms[0].metric.mean == pytest.approx(0.9905)
 
 
 def test_what_differs_between_arms_of_a_group_stays_unfair_in_the_best_ones(tmp_path):
