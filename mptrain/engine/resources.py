@@ -213,8 +213,9 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 def memory_by_use(parts: Parts, activations: int) -> dict[str, int]:
     """Return the bytes of a training step on this rank by use, of which ``activations`` are saved for a backward pass.
 
-    ``weights`` are parameters and buffers, ``master_weights`` all FP32 copies, also those that hold a weight only
-    while it is updated, ``compensation`` what rounding took from BF16 weights, and ``average`` that of the weights.
+    ``weights`` are parameters and buffers, ``master_weights`` their permanent FP32 copies, ``fp32_copies`` those that
+    hold a weight only while it is updated, ``compensation`` what rounding took from BF16 weights, and ``average`` that
+    of the weights.
     Half-precision ``gradients`` have FP32 sums beside them. ``optimizer_state`` is left out where an optimizer makes it
     in its first update, before that. Temporary results are not counted, nor what libraries allocate.
     """
@@ -233,7 +234,8 @@ def _of_weights(weights: Weights) -> dict[str, int]:
     )
     kept = masters.compensation_bytes
     gradients = copies + sum(own.nbytes for own in masters.parts)
-    bytes_by_use = {"master_weights": copies, **({"compensation": kept} if kept else {}), "gradients": gradients}
+    of_copies = "fp32_copies" if copies and not masters.keep else "master_weights"
+    bytes_by_use = {of_copies: copies, **({"compensation": kept} if kept else {}), "gradients": gradients}
     if not isinstance(weights.rule, TorchRule) or weights.updater.step.item():
         state = tree_leaves(weights.updater.state_dict()["state"])
         bytes_by_use["optimizer_state"] = sum(part(leaf).nbytes for leaf in state if isinstance(leaf, torch.Tensor))

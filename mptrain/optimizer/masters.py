@@ -47,6 +47,7 @@ class MasterWeights:
     the parameters were cast from, by name. ``rounding`` says how the temporary ones are rounded (`Rounding`).
 
     Attributes:
+        keep: FP32 copies of half-precision parameters are permanent: master weights.
         parts: This rank's shards of the parameters, or the parameters themselves if they are not sharded.
         work: The working tensors, some of which are in ``parts``.
     """
@@ -62,7 +63,7 @@ class MasterWeights:
         rounding: Rounding | None = None,
     ) -> None:
         self._names, self._params = tuple(names), list(params)
-        self._keep = keep
+        self.keep = keep
         self.parts = [part(p) for p in params]
         # A parameter with gaps in memory gets a working copy without gaps: torch's fused kernels would write into them.
         in_place = [
@@ -120,7 +121,7 @@ class MasterWeights:
         still rounds to the changed value. So small updates are not lost where a module changes a weight in every pass.
         Nothing is written unless the step's update is applied (bool, shape (1,)). On a CPU it raises as `require_seen`.
         """
-        if not self._keep or not self._copied:
+        if not self.keep or not self._copied:
             return
         changed = self._followed | self.touched()
         for index in changed:
@@ -162,7 +163,7 @@ class MasterWeights:
 
     def copy_from_params(self) -> None:
         """Copy the parameters to their temporary FP32 copies before an update; permanent master weights stay."""
-        if self._copied and not self._keep:
+        if self._copied and not self.keep:
             foreach_copy_(self._wide, [parameter.detach() for parameter in self._copied])
             for index, kept in self._compensation.items():
                 self.work[index].copy_(with_compensation(self.parts[index], kept))
@@ -197,7 +198,7 @@ class MasterWeights:
         The tensors are detached but not copied; sharded parameters give sharded tensors. Compensated parameters give
         new FP32 tensors, with what rounding took from them.
         """
-        best = list(self.work if self._keep else self.parts)
+        best = list(self.work if self.keep else self.parts)
         for index, kept in self._compensation.items():
             best[index] = with_compensation(self.parts[index], kept)
         return {
@@ -235,7 +236,7 @@ class MasterWeights:
 
     def stored(self) -> dict[str, Tensor]:
         """Return by name the half-precision parameters that hold all there is of a weight between updates."""
-        lossy = () if self._keep else set(self._nearest + self._not_nearest) - self._compensation.keys()
+        lossy = () if self.keep else set(self._nearest + self._not_nearest) - self._compensation.keys()
         return {self._names[i]: self.parts[i].detach() for i in lossy if self.parts[i].dtype.itemsize < 4}
 
     def in_place_half(self) -> list[str]:

@@ -114,22 +114,16 @@ def ratios_table(comparison: Comparison) -> Table | None:
 
 
 def groups_table(groups: Mapping[str, Comparison]) -> Table:
-    """Return one table over the groups of a recipe: a row for each, with the metric of every arm and its difference."""
-    arms = list(dict.fromkeys(result.arm.name for some in groups.values() for result in some.arms))
-    references = {comparison.reference for comparison in groups.values()}
+    """Return one table over the groups of a recipe: a row for each arm, with its metric and its difference."""
     rows: list[list[Cell | str]] = []
     for group, comparison in groups.items():
-        row: list[Cell | str] = [f"{group or 'others'}, {comparison.metric}"]
-        results_by_arm = {result.arm.name: result for result in comparison.arms}
-        for arm in arms:
-            cells: list[Cell | str] = ["", "", ""]
-            if result := results_by_arm.get(arm):
-                verdict = Cell(result.verdict.word, TONES.get(result.verdict.word, ""))
-                cells = [value_and_error(result.metric), difference_and_interval(result.difference), verdict]
-            row += cells[: 1 if arm in references else 3]
-        rows.append(row)
-    head = [name for arm in arms for name in ((arm,) if arm in references else (arm, f"Δ {arm}", "verdict"))]
-    return table(("group", *head), rows, numeric=range(1, len(head) + 1), note=_OVER_GROUPS)
+        title = f"{group or 'others'}, {comparison.metric}"
+        for result in comparison.arms:
+            verdict = Cell(result.verdict.word, TONES.get(result.verdict.word, ""))
+            values = value_and_error(result.metric), difference_and_interval(result.difference)
+            rows.append([title, result.name, *values, verdict])
+            title = ""
+    return table(("group", "arm", "value", "Δ", "verdict"), rows, numeric=range(2, 4), note=_OVER_GROUPS)
 
 
 _OVER_GROUPS: Final = "Means over seeds ± 95 % CI, and differences from the reference [95 % CI]."
