@@ -74,13 +74,15 @@ class RoundedUpdates:
         shape = part(parameter.detach()).shape
         tensors = {
             key: part(value) if isinstance(value, Tensor) else value
-            for key, value in self._optimizer.state[parameter].items()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
         }
         state = {
             key: same(value) if isinstance(value, Tensor) and value.shape == shape and key != "step" else value
             for key, value in tensors.items()
         }
-        gradient = None if parameter.grad is None else same(part(parameter.grad.detach()))
+        gradient = None
+        if parameter.grad is not None and parameter.grad.layout == torch.strided:
+            gradient = same(part(parameter.grad.detach()))
         return exact_update(type(self._optimizer).__name__, self._groups[id(parameter)], state, before, gradient)
 
 

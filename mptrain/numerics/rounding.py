@@ -199,10 +199,15 @@ def round_compensated(wide: Tensor, into: Tensor, compensation: Tensor) -> None:
 
 
 def with_compensation(weights: Tensor, compensation: Tensor) -> Tensor:
-    """Return the float32 values of which `round_compensated` has made BF16 weights and their compensation."""
+    """Return the float32 values of which `round_compensated` has made BF16 weights and their compensation.
+
+    A weight that somebody else has set since, as pruning does, has no compensation if it is not the rounding of that
+    value: beside 0, a compensation below 0 would be NaN.
+    """
     values = torch.empty_like(weights, dtype=torch.float32, requires_grad=False)
     for own, kept, out in _in_pieces(weights.detach(), compensation, values):
-        out.copy_(((_bits(own) << _CUT) + kept).view(torch.float32))
+        exact = ((_bits(own) << _CUT) + kept).view(torch.float32)
+        out.copy_(torch.where(exact.to(own.dtype) == own, exact, own.float()))
     return values
 
 

@@ -45,7 +45,7 @@ def stochastic(optimizer: torch.optim.Optimizer, *, seed: int = 0, at_once: bool
     Raises:
         ConfigError: It has FP16 weights or no BF16 weights, or it needs a closure.
     """
-    return _Rounding(optimizer, seed, at_once, compensate=False)
+    return StochasticRounding(optimizer, seed, at_once)
 
 
 def compensated(optimizer: torch.optim.Optimizer, *, at_once: bool = False) -> torch.optim.Optimizer:
@@ -54,30 +54,33 @@ def compensated(optimizer: torch.optim.Optimizer, *, at_once: bool = False) -> t
     It takes 2 bytes for each BF16 weight, in the optimizer's state, and the weights are those that FP32 master weights
     give, rounded. For everything else see `stochastic`.
     """
-    return _Rounding(optimizer, 0, at_once, compensate=True)
+    return CompensatedRounding(optimizer, 0, at_once)
 
 
 class _Rounding(torch.optim.Optimizer):
     """Optimizer that steps another one on FP32 copies of BF16 weights, and rounds these; it shares groups and state."""
 
     rounds_bf16 = True  # for those who look at what becomes of updates
+    _compensate: bool
 
-    def __init__(self, inner: torch.optim.Optimizer, seed: int, at_once: bool, *, compensate: bool) -> None:
-        dtypes = {parameter.dtype for group in inner.param_groups for parameter in group["params"]}
+    def __init__(self, inner: torch.optim.Optimizer, seed: int, at_once: bool) -> None:
         name = public_name(type(inner))
-        if torch.float16 in dtypes or torch.bfloat16 not in dtypes:
+        if getattr(inner, "rounds_bf16", False):
+            raise ConfigError(f"{name} rounds BF16 weights already", "wrap the optimizer inside of it, once")
+        dtypes = {parameter.dtype for group in inner.param_groups for parameter in group["params"]}
+        if torch.float16 in dtypes:
+            raise _fp16(name)
+        if torch.bfloat16 not in dtypes:
             raise ConfigError(
-                f"{name} has {'FP16' if torch.float16 in dtypes else 'no BF16'} weights, and this rounds BF16 weights",
-                "keep FP32 weights and use torch.autocast"
-                if torch.float16 in dtypes
-                else "make the model of BF16 weights first, or use the optimizer as it is",
+                f"{name} has no BF16 weights, and this rounds BF16 weights",
+                "make the model of BF16 weights first, or use the optimizer as it is",
             )
         if any(p.default is p.empty for p in inspect.signature(inner.step).parameters.values() if p.name == "closure"):
             raise ConfigError(
                 f"{name} steps with a closure, in which it changes the weights many times",
                 "use an optimizer that makes one update a step, such as torch.optim.AdamW",
             )
-        if not compensate:
+        if not self._compensate:
             for parameter in itertools.chain(*(group["params"] for group in inner.param_groups)):
                 try:
                     first_element(parameter)
@@ -85,10 +88,18 @@ class _Rounding(torch.optim.Optimizer):
                     raise ConfigError(str(error), "shard along the first dimension, or use compensated()") from error
         super().__init__([dict(group) for group in inner.param_groups], dict(inner.defaults))
         self.inner = inner
-        self._seed, self._at_once, self._compensate = seed, at_once, compensate
+        inner.rounded_by = type(self).__name__  # type: ignore[attr-defined]  # for those who are given it by mistake
+        self._seed, self._at_once = seed, at_once
         self._share()
         for group in self.param_groups:
             group.setdefault(_COUNT, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if "hooks" not in key and key != "step"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
 
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
@@ -99,6 +110,9 @@ class _Rounding(torch.optim.Optimizer):
             super().add_param_group(param_group)
             return
         self.inner.add_param_group(param_group)
+        if any(parameter.dtype == torch.float16 for parameter in self.inner.param_groups[-1]["params"]):
+            self.inner.param_groups.pop()
+            raise _fp16(public_name(type(self.inner)))
         self.inner.param_groups[-1].setdefault(_COUNT, self.param_groups[0][_COUNT])
 
     @override
@@ -177,7 +191,7 @@ class _Rounding(torch.optim.Optimizer):
                 group["params"] = params
             for parameter, copy in wide.items():
                 self.state[parameter] = self.state.pop(copy)
-                if (compensation := taken[parameter]) is not None:
+                if self._compensate and (compensation := taken[parameter]) is not None:
                     self.state[parameter][_COMPENSATION] = compensation
         some = len(bunch) < sum(parameter.grad is not None for parameter in self._parameters())
         if some and self._numbers() != before:
@@ -219,6 +233,24 @@ class _Rounding(torch.optim.Optimizer):
             {key: value for key, value in each.items() if type(value) in (int, float) and not key.startswith("_")}
             for each in (*self.param_groups, vars(self.inner))
         ]
+
+
+class StochasticRounding(_Rounding):
+    """Optimizer whose updates of BF16 weights are rounded at random (`stochastic`)."""
+
+    _compensate = False
+
+
+class CompensatedRounding(_Rounding):
+    """Optimizer that keeps what rounding takes from BF16 weights (`compensated`)."""
+
+    _compensate = True
+
+
+def _fp16(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} has FP16 weights, and this rounds BF16 weights", "keep FP32 weights and use torch.autocast"
+    )
 
 
 def _as_saved(loaded: Any, saved: Any) -> Any:

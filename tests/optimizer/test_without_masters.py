@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -320,3 +321,62 @@ def test_a_step_that_fails_leaves_weights_groups_state_and_compensation_as_they_
     for number, entries in before[1]["state"].items():
         assert entries.keys() == after[1]["state"][number].keys()
         assert torch.equal(entries["compensation"], after[1]["state"][number]["compensation"])
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_weights_that_others_set_stay_finite_and_have_no_old_compensation(wrap):
+    """As pruning and resets of a layer do: beside a weight of 0, a compensation below 0 would be NaN."""
+    model = network()
+    optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    mask = torch.rand(model[0].weight.shape) < 0.5
+    for step in range(6):
+        train(model, optimizer, 1, step)
+        with torch.no_grad():
+            model[0].weight.mul_(mask)
+            if step == 3:
+                model[0].weight.neg_()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert not model[0].weight[~mask].any()
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+def test_a_copy_of_model_and_wrapper_continues_with_the_same_bits(wrap, copied):
+    model = network()
+    optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=1e-4))
+    train(model, optimizer, 2)
+    other, theirs = copied((model, optimizer))
+    for each, stepped in ((model, optimizer), (other, theirs)):
+        train(each, stepped, 2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert theirs.param_groups is theirs.inner.param_groups
+
+
+def test_compensation_of_another_wrapper_is_used_once():
+    model = network()
+    first = compensated(torch.optim.SGD(model.parameters(), lr=1e-3))
+    train(model, first, 3)
+    then = stochastic(torch.optim.SGD(model.parameters(), lr=1e-3))
+    then.load_state_dict(first.state_dict())
+    before = [parameter.detach().float().clone() for parameter in model.parameters()]
+    for _ in range(200):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        then.step()
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert ((new.float() - old).abs() <= 2**-7 * old.abs()).all()
+    assert not any("compensation" in state for state in then.state.values())
+
+
+def test_a_group_of_fp16_weights_and_a_wrapper_of_a_wrapper_are_refused():
+    model = network()
+    optimizer = stochastic(torch.optim.SGD(model.parameters(), lr=1e-3))
+    with pytest.raises(ConfigError, match="FP16"):
+        optimizer.add_param_group({"params": (nn.Parameter(torch.ones(2, dtype=torch.float16)) for _ in range(2))})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": (nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))})
+    assert len(optimizer.param_groups[1]["params"]) == 2
+    with pytest.raises(ConfigError, match="rounds BF16 weights already"):
+        compensated(optimizer)

@@ -119,7 +119,7 @@ FAULTS = (
     Fault(35, "optimizer/updater.py", "optimizer state has the dtype of the parameters instead of the masters",
           "[rule.state(work) for work in masters.work]", "[rule.state(own) for own in masters.parts]"),
     Fault(36, "optimizer/masters.py", "master weights are read from the half parameters before each update",
-          "if self._copied and not self._keep:", "if self._copied and self._keep:"),
+          "if self._copied and not self.keep:", "if self._copied and self.keep:"),
     Fault(37, "optimizer/updater.py", "a resumed run begins the bias corrections of Adam anew",
           "self.step.copy_(step)", "pass"),
     Fault(38, "optimizer/parameter_groups.py", "biases and norms decay",
