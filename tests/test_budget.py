@@ -34,7 +34,7 @@ BUDGET = {
     "scaler": (600, "loss scalers and the constants of other frameworks"),
     "schedule": (400, "learning rates"),
     "study": (
-        7_300,
+        7_400,
         "sweeps, Slurm, comparisons with verdicts, logs of any program, recipes with a run before their arms",
     ),
     "system": (1_500, "errors, devices, masking of secrets, safe files"),

@@ -47,7 +47,7 @@ READING_FUNCTIONS = {
     ("overflow_check.py", "__init__"): "sums shapes up",
     ("lost_updates.py", "are_lost"): "of names and options, and of what `_is_kept` reads",
     ("lost_updates.py", "_is_kept"): "once a weight, after the first look of a watch",
-    ("lost_updates.py", "lost_at_start"): "before the first step",
+    ("lost_updates.py", "stuck_at"): "before the first step",
     ("lost_updates.py", "peak_rate"): "likewise",
     ("lost_updates.py", "lost_decays"): "once, after the first look of a watch",
     ("rounding.py", "_in_pieces"): "asks for strides",

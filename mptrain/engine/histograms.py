@@ -164,6 +164,8 @@ class HistogramWatch:
         """Count the updates, and those that rounding to half precision has lost, or would lose."""
         self._count_after(weights.masters.working(), weights.masters.stored())
         self._decays = weights.updater.lost_decays()
+        if weights.masters.rounding.kind != "nearest":  # what stands still has lost nothing
+            self._digests = {}
 
     def _count_before(
         self,

@@ -19,9 +19,6 @@ from mptrain.numerics.overflow_check import Verdict
 from mptrain.runlog.lost_updates import in_words
 from mptrain.system.torch_private import is_within_step, skips_on_device
 
-#: Least share of the weights that no update can move of which it is said at the start.
-_FEW = 0.01
-
 
 class Owner(Protocol):
     """Watch that a learner tells of its passes and updates, and asks for the loss scale."""
@@ -113,7 +110,7 @@ class WatchedLearner(Follower):
     def _say_at_start(self) -> None:
         """Say what share of half-precision weights without a master copy cannot move, if it is seen before a step."""
         known = lost_at_start(self.optimizer)
-        if known is not None and known["stuck"] >= _FEW * known["elements"]:
+        if known is not None:
             self.updates.take_event("no_master_weights", known)
             warn(f"mptrain.watch: {in_words('no_master_weights', known)}")
 

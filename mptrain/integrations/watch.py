@@ -51,8 +51,9 @@ class _Newest:
     def __init__(self) -> None:
         self.steps: dict[str, StepRecord] = {}
         self.overflows: dict[str, OverflowRecord] = {}
-        self.lost: dict[str, tuple[float, float]] = {}  # of weights stored in half precision
+        self.lost: dict[str, tuple[int, float, float]] = {}  # step and shares, of weights stored in half precision
         self.functions: list[Callable[[Event], None]] = []
+        self._first: list[Event] = []  # before there was a step, and a function
 
     def take(self, record: Record) -> None:
         if isinstance(record, StepRecord):
@@ -61,16 +62,27 @@ class _Newest:
             stored = record.tensors.get("weights", {})
             in_half = {name for name, counts in stored.items() if counts.dtype in ("float16", "bfloat16")}
             half = [lost for name, lost in record.lost.items() if name in in_half]
-            self.lost |= {record.learner: lost_shares(half)} if half else {}
+            self.lost |= {record.learner: (record.step, *lost_shares(half))} if half else {}
         elif isinstance(record, (OverflowRecord, ScaleRecord, EventRecord)):
             if isinstance(record, OverflowRecord):
                 self.overflows[record.learner] = record
+            if not self.steps:
+                self._first.append(record)
             for function in [*self.functions]:
-                try:
-                    function(record)
-                except Exception as error:  # training goes on
-                    self.functions.remove(function)
-                    warn(f"on_event: {function!r} raised {error!r}, and is not called again")
+                self._call(function, record)
+
+    def add(self, function: Callable[[Event], None]) -> None:
+        """Call a function for all events from now on, and for those before the first step."""
+        self.functions.append(function)
+        for event in self._first:
+            self._call(function, event)
+
+    def _call(self, function: Callable[[Event], None], event: Event) -> None:
+        try:
+            function(event)
+        except Exception as error:  # training goes on
+            self.functions.remove(function)
+            warn(f"on_event: {function!r} raised {error!r}, and is not called again")
 
     def close(self) -> None:
         pass
@@ -232,8 +244,11 @@ class Watch(Owner, Listener):
             self._sink.take(EvalRecord(split, step, 0, samples, values))
 
     def on_event(self, function: Callable[[Event], None]) -> None:
-        """Call a function for each event, when it has reached the host: overflows, scale changes, moved schedules."""
-        self._newest.functions.append(function)
+        """Call a function for each event, when it has reached the host: overflows, scale changes, moved schedules.
+
+        It is called at once for what was found before the first step.
+        """
+        self._newest.add(function)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -241,7 +256,7 @@ class Watch(Owner, Listener):
 
         Of weights stored in half precision without a master copy there are, from the newest look, the share of updates
         that changed nothing, ``lost_updates``, and their share of the magnitude of all, ``lost_magnitude`` (NaN if only
-        the optimizer knows its updates).
+        the optimizer knows its updates); ``looked_at`` is the step of that look.
         With several optimizers the names start with that of the optimizer and a slash.
         """
         last: dict[str, Any] = {}
@@ -260,7 +275,7 @@ class Watch(Owner, Listener):
                 "nonfinite": [tensor for tensor, _ in tensors],
             }
             if (lost := self._newest.lost.get(name)) is not None:
-                values |= dict(zip(("lost_updates", "lost_magnitude"), lost, strict=True))
+                values |= dict(zip(("looked_at", "lost_updates", "lost_magnitude"), lost, strict=True))
             last |= {prefix + key: value for key, value in values.items()}
         return last
 
@@ -456,6 +471,11 @@ def _with_inner(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
     The last one updates. One that wraps others has them in an attribute; an optimizer that has one of other parameters
     than its own, for a part of them, is none of these.
     """
+    if rounded_by := getattr(optimizer, "rounded_by", ""):
+        raise UsageError(
+            f"{type(optimizer).__name__} is inside of {rounded_by}, which steps it several times an update, on copies",
+            f"give the {rounded_by}, as the loop has it",
+        )
     optimizers = [optimizer]
     while True:
         outer = optimizers[-1]

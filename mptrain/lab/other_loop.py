@@ -378,7 +378,9 @@ def doctor(
     if precision is None:
         words = _as_it_is(model)
         lost, unseen = _lost_updates(model, loss_fn, batch, optimizer)
-        model, optimizer, precision = _widened(model, optimizer), None, words[0].partition("=")[2]
+        model, optimizer, precision = _widened(model, optimizer), None, f"its own {_half_of(model)}"
+        wide = {name: tensor.float() if tensor.dtype in _HALVES else tensor for name, tensor in _tensors(batch)}
+        batch = _rebuilt(batch, wide)  # a mode casts what the model is given
     else:
         words = _words(precision, None)
     with loop_config(model, loss_fn, batch, optimizer, words) as config:
@@ -401,18 +403,23 @@ def doctor(
 
 def _as_it_is(model: nn.Module) -> list[str]:
     """Return overrides that cast an FP32 copy of a model with half weights back to their dtypes."""
-    inner = unwrapped(model)
-    halves = {parameter.dtype for parameter in inner.parameters()} & {*_HALVES}
-    if len(halves) != 1:
-        held = " and ".join(sorted(str(dtype) for dtype in halves)) or "no half precision"
-        raise ConfigError(f"precision=None, and the model's weights are in {held}", "choose a precision")
+    inner, half = unwrapped(model), _half_of(model)
     kept = [
         name
         for name, module in inner.named_modules()
         if any(parameter.dtype == torch.float32 for parameter in module.parameters(recurse=False))
     ]
-    mode = "bf16_pure" if torch.bfloat16 in halves else "fp16_pure"
+    mode = "bf16_pure" if half == "bfloat16" else "fp16_pure"
     return [f"precision={mode}", *([f"precision.keep_fp32=[{','.join(kept)}]"] if kept else [])]
+
+
+def _half_of(model: nn.Module) -> str:
+    """Return the half precision in which the weights of a model are stored."""
+    halves = {parameter.dtype for parameter in unwrapped(model).parameters()} & {*_HALVES}
+    if len(halves) != 1:
+        held = " and ".join(sorted(str(dtype) for dtype in halves)) or "no half precision"
+        raise ConfigError(f"precision=None, and the model's weights are in {held}", "choose a precision")
+    return str(halves.pop()).removeprefix("torch.")
 
 
 def _widened(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> nn.Module:

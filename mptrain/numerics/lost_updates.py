@@ -30,6 +30,9 @@ _OPTIONS = (
     "rounds_bf16",  # mptrain.optimizer.stochastic and compensated
 )
 
+#: Least share of the weights that no update can move of which it is said at the start.
+_FEW = 0.01
+
 #: State of torch's optimizers that decays, and the constants of a group that say how much of it an update keeps: the
 #: first that there is.
 _DECAYS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -104,21 +107,31 @@ def lost_at_start(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         return None
-    updates, elements, stays = RoundedUpdates(optimizer), 0, 0
-    peak, dtypes = 0.0, set[str]()
+    updates, weights = RoundedUpdates(optimizer), list[tuple[Tensor, float]]()
     for group in optimizer.param_groups:
-        rate = peak_rate(group)
-        for parameter in group["params"] if rate else ():
+        for parameter in group["params"]:
             own = part(parameter.detach())
             seen = parameter.requires_grad and is_countable(own) and not own.is_meta
-            if not (seen and updates.are_lost(parameter)):
-                continue
+            if seen and updates.are_lost(parameter):
+                weights.append((own, peak_rate(group)))
+    return stuck_at(weights)
+
+
+def stuck_at(weights: Iterable[tuple[Tensor, float]]) -> dict[str, Any] | None:
+    """Return of half-precision weights, each with its largest rate, how many elements no such update changes.
+
+    The result has ``dtype``, ``elements``, ``stuck`` and ``lr``, the largest rate, and ``several_rates`` if there are
+    several. None without weights, with a rate of 0, and if it is less than 1 %.
+    """
+    elements, stays, rates, dtypes = 0, 0, set[float](), set[str]()
+    for own, rate in weights:
+        rates.add(rate)
+        if rate:
             elements, stays = elements + own.numel(), stays + int(stuck(own, rate))
-            peak, dtypes = max(peak, rate), dtypes | {str(parameter.dtype).removeprefix("torch.")}
-    if not elements or not peak:
+            dtypes.add(str(own.dtype).removeprefix("torch."))
+    if not elements or stays < _FEW * elements:
         return None
-    rates = {peak_rate(group) for group in optimizer.param_groups}
-    fields = {"dtype": ", ".join(sorted(dtypes)), "elements": elements, "stuck": stays, "lr": peak}
+    fields = {"dtype": ", ".join(sorted(dtypes)), "elements": elements, "stuck": stays, "lr": max(rates)}
     return {**fields, "several_rates": True} if len(rates) > 1 else fields
 
 

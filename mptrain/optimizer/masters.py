@@ -48,6 +48,7 @@ class MasterWeights:
 
     Attributes:
         keep: FP32 copies of half-precision parameters are permanent: master weights.
+        rounding: That of updated half-precision parameters without them.
         parts: This rank's shards of the parameters, or the parameters themselves if they are not sharded.
         work: The working tensors, some of which are in ``parts``.
     """
@@ -78,13 +79,13 @@ class MasterWeights:
         self._copied = [own for own, same in zip(self.parts, in_place, strict=True) if not same]
         self._wide = [work for work, same in zip(self.work, in_place, strict=True) if not same]
         self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # with those updated in place
-        self._rounding = rounding or Rounding()
+        self.rounding = rounding or Rounding()
         # By index. FP32 parameters with gaps are copied as ever.
         copied = [index for index, same in enumerate(in_place) if not same]
-        special = self._rounding.kind != "nearest" and not keep
+        special = self.rounding.kind != "nearest" and not keep
         self._not_nearest = [index for index in copied if special and self.parts[index].dtype == torch.bfloat16]
         self._nearest = [index for index in copied if index not in set(self._not_nearest)]
-        kept = self._not_nearest if self._rounding.kind == "compensated" else []
+        kept = self._not_nearest if self.rounding.kind == "compensated" else []
         self._compensation = {index: torch.zeros_like(self.parts[index], dtype=torch.int16) for index in kept}
         if kept:
             self.copy_to_params()  # what rounding has taken from the initial values
@@ -186,7 +187,7 @@ class MasterWeights:
                 elif step is None:
                     own.copy_(wide)
                 else:
-                    key = rounding_key(self._rounding.seed, step, index)
+                    key = rounding_key(self.rounding.seed, step, index)
                     round_stochastically(wide, own, key, first_element(self._params[index]))
             if self._fp16:
                 foreach_clamp_max_(self._fp16, FLOAT16_MAX)

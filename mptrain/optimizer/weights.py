@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.formats import FLOAT32
+from mptrain.numerics.lost_updates import stuck_at
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict, clip_coefficient
 from mptrain.numerics.tensors import as_part_of, is_sharded, part, part_for
 from mptrain.optimizer.masters import MasterWeights, Rounding
@@ -100,6 +101,18 @@ class Weights:
             self.updater = RuleUpdater(rule, self.names, self.params, self.masters, self.options)
         self.gradients = Gradients(self.names, self.params, self.masters)
         self._check = OverflowCheck(work, exact=clip_norm is not None)
+
+    def lost_at_start(self) -> dict[str, Any] | None:
+        """Return what `stuck_at` does of half-precision parameters without master weights under Adam or AdamW.
+
+        The updates of these are about as large as the rate. None of other optimizers, and if nothing is lost.
+        """
+        kind = (getattr(self.rule, "name", "") or type(self.rule).__name__).rpartition(".")[2]
+        if kind not in ("Adam", "AdamW") or self.masters.keep or self.masters.rounding.kind != "nearest":
+            return None
+        rates = [self.rule.lr * options.lr_factor for options in self.options]
+        pairs = zip(self.masters.parts, rates, strict=True)
+        return stuck_at([(own.detach(), rate) for own, rate in pairs if own.dtype.itemsize == 2])
 
     def judge(
         self,

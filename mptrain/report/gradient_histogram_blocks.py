@@ -7,7 +7,7 @@ The blocks show such histograms against the range of FP16, and underflow, headro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -242,7 +242,7 @@ def _learner(opened: OpenedRun, name: str, histograms: LearnerHistograms, foreca
             _looks_plot(f"looks{tail}", histograms, opened.history.steps, whose),
         ),
         _tensor_table("activation_gradients", histograms.kinds.get("activation_gradients", {}), forecast),
-        _unchanged(histograms),
+        _unchanged(histograms, str(opened.settings.get("precision.rounding"))),
         *(
             Fold(f"{KINDS[kind].capitalize()}{whose}", (shown,))
             for kind in _OTHERS
@@ -358,8 +358,22 @@ def _room_tone(room: float) -> Tone:
     return "bad" if room < 0 else "warn" if room < _NEAR else ""
 
 
-def _unchanged(histograms: LearnerHistograms) -> Text | None:
+def _unchanged(histograms: LearnerHistograms, rounding: str) -> Text | None:
     """Return the share of updates that round away: in half-precision weights as seen, in others as if kept in half."""
+    if rounding in ("stochastic", "compensated"):
+        count, _ = lost_shares(histograms.lost.values())
+        if math.isnan(count):
+            return None
+        if rounding == "compensated":
+            return Text(
+                f"Rounded to nearest, {share(count)} of the updates would change nothing. Compensation keeps what "
+                "rounding takes from the weights, and adds it to their next update: nothing is lost."
+            )
+        by = _moved(histograms.lost.values())
+        return Text(
+            f"{share(count)} of the updates changed no weight. Weights are rounded at random, so that others moved "
+            f"further: all together they moved by {by} of the updates, and nothing is lost on average."
+        )
     weights = histograms.kinds.get("weights", {})
     groups: dict[str, dict[str, tuple[int, int]]] = {}
     for name, pair in histograms.unchanged.items():
@@ -373,11 +387,9 @@ def _unchanged(histograms: LearnerHistograms) -> Text | None:
         verb = f"rounded away, because the weights are stored in {dtype}" if dtype else _WOULD
         sentences.append(f"{share(same / moved)} of the updates {verb}{_most_in(pairs)}.")
         sentences += _of_magnitude([histograms.lost[name] for name in pairs if name in histograms.lost], dtype)
-    kept = _STOCHASTIC if any(groups.keys() - {""}) else ""
-    return Text(f"{' '.join(sentences)} {kept}FP32 master weights keep these updates.") if sentences else None
+    return Text(f"{' '.join(sentences)} FP32 master weights keep these updates.") if sentences else None
 
 
-_STOCHASTIC = "With stochastic rounding, unchanged weights are expected: nothing is lost on average. "
 _WOULD = "would not change a weight stored in FP16"
 
 
@@ -389,8 +401,12 @@ def _of_magnitude(lost: Sequence[LostUpdates], dtype: str) -> list[str]:
     of_all = f"{share(size)} of the magnitude of all"
     if not dtype:
         return [f"If these weights were BF16, {share(count)} would change nothing, which is {of_all}."]
-    moved = sum(sums[4] for sums in lost) / sum(sums[2] for sums in lost)
-    return [f"That is {of_all}; the weights moved by {share(moved)} of it, because others were rounded up."]
+    return [f"That is {of_all}; the weights moved by {_moved(lost)} of it, because others were rounded up."]
+
+
+def _moved(lost: Iterable[LostUpdates]) -> str:
+    sums = [sum(column) for column in zip(*lost, strict=True)]
+    return share(sums[4] / sums[2] if sums[2] else math.nan)
 
 
 def _most_in(pairs: Mapping[str, tuple[int, int]]) -> str:

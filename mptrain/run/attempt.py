@@ -217,6 +217,8 @@ def _record_start(attempt: Attempt, loop: Loop, storage: Storage, *, forgive: bo
         events: list[tuple[str, dict[str, Any]]] = [("start", {"initial_weights": parts.origin.initial_weights})]
         events += [("note", {"message": sentence}) for sentence in notes]
         events += [("warning", {"message": sentence}) for sentence in warnings]
+        lost = {learner.name: learner.weights.lost_at_start() for learner in parts.learners}
+        events += [("no_master_weights", {"learner": name, **at, "run": True}) for name, at in lost.items() if at]
     else:
         storage.store.drop_after(step)
         notes = (*notes, *loop.checkpointing.restore(attempt.loaded.state, forgive=forgive))

@@ -21,14 +21,18 @@ def lost_shares(lost: Iterable[LostUpdates]) -> tuple[float, float]:
 
 def _no_master_weights(fields: Mapping[str, Any]) -> str:
     rate = f"the peak rates, up to {fields['lr']:g}," if fields.get("several_rates") else f"peak lr {fields['lr']:g}"
-    wrapper = ""
-    if fields["dtype"] == "bfloat16":
+    wrapper, is_bf16 = "", fields["dtype"] == "bfloat16"
+    if is_bf16:
         wrapper = ", and so does stochastic rounding (mptrain.optimizer.stochastic)"
+    keeps = "FP32 weights keep such updates (dtype=torch.float32 at from_pretrained; +2 bytes a weight, +4 for Adam)"
+    keeps += wrapper
+    if fields.get("run"):
+        keeps = f"FP32 master weights keep such updates (precision={'bf16' if is_bf16 else 'fp16_dynamic'})"
+        keeps += ", and so does precision=bf16_stochastic" * is_bf16
     return (
         f"weights {fields['dtype']}, no master copy: at {rate} "
         f"{share(fields['stuck'] / fields['elements'])} of {fields['elements']:,} elements cannot move by an update of "
-        "that size. FP32 weights keep such updates (dtype=torch.float32 at from_pretrained; +2 bytes a weight, +4 for "
-        f"Adam){wrapper}"
+        f"that size. {keeps}"
     )
 
 

@@ -111,12 +111,12 @@ def test_arms_start_from_a_run_that_is_trained_once_and_before_them(tmp_path):
     found = run_in_process("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
     assert found.returncode in (0, 5), found.stdout + found.stderr  # two seeds may decide nothing
     folder = tmp_path / "outputs" / "recipes"
-    first = folder / "mine-start" / "000"
+    first = folder / "mine-start" / "000-start"
     assert json.loads((first / "run.json").read_text())["status"] == "done"
     runs = sorted(path.parent for path in (folder / "mine").glob("*/run.json"))
     assert len(runs) == 8
     kept = next(iter(runs)) / "events.jsonl"
-    assert "outputs/recipes/mine-start/000 (step 40)" in kept.read_text()
+    assert "outputs/recipes/mine-start/000-start (step 40)" in kept.read_text()
     starts = {
         record["initial_weights"]
         for run in runs
@@ -124,7 +124,7 @@ def test_arms_start_from_a_run_that_is_trained_once_and_before_them(tmp_path):
         if "initial_weights" in record
     }
     assert len(starts) == 1  # whatever the seed
-    assert "9 runs" in found.stdout
+    assert "8 runs and one whose weights they start from" in found.stdout
     assert "best/bf16 top1 equals best/fp32" in found.stdout
     report = (folder / "mine" / "report.html").read_text()
     assert "each arm is in the group whose mean metric in the last validation is best" in report
@@ -135,10 +135,20 @@ def test_arms_start_from_a_run_that_is_trained_once_and_before_them(tmp_path):
     assert again.returncode == found.returncode
     assert (first / "summary.json").stat().st_mtime_ns == moment
     assert "first the run whose weights" not in again.stdout
+    for run in runs:
+        assert (run / "run.json").exists()
+    shutil.rmtree(folder / "mine-start")  # to save space: nothing is trained that is not needed
+    assert run_in_process("reproduce", "mine", cwd=tmp_path).returncode == found.returncode
+    assert not (folder / "mine-start").exists()
+    shutil.rmtree(runs[0])
+    again = run_in_process("reproduce", "mine", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "has runs that started from weights which are not there any more" in again.stderr
     (tmp_path / "mine" / "recipe.yaml").write_text(FINE_TUNED.replace("train.max_steps=40", "train.max_steps=50"))
     other = run_in_process("reproduce", "mine", cwd=tmp_path)
     assert other.returncode == 2
-    assert "mine-start holds runs of another version of this recipe" in other.stderr
+    assert "has runs that started from the weights of another run" in other.stderr
+    assert "remove or rename outputs/recipes/mine and outputs/recipes/mine-start" in other.stderr
 
 
 def test_arms_are_not_trained_without_the_run_that_they_start_from(tmp_path):

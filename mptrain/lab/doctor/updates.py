@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections import defaultdict
@@ -21,6 +22,7 @@ from mptrain.numerics.rounding import update_sums
 from mptrain.optimizer.without_masters import stochastic
 from mptrain.run.build.parts import build
 from mptrain.runlog.lost_updates import lost_shares
+from mptrain.system.errors import ConfigError, UsageError
 from mptrain.system.records import LostUpdates
 from mptrain.system.words import listed, share
 from mptrain.workloads.base.batch import Batch
@@ -47,7 +49,7 @@ def lost_in_run(config: Config) -> tuple[str, ...]:
     hint = f"precision={keeps} keeps them in FP32 master weights"
     if policy.parameters == "bfloat16":
         after = _of_first_update(with_overrides(config, "schedule=constant", "precision=bf16_stochastic"), batch)
-        hint += f"; precision=bf16_stochastic, tried on this step, moves the weights by {_moved(after)} of the updates"
+        hint += f"; precision=bf16_stochastic, tried on this step, moves the weights by {_moved(after)}"
     finding = _finding(lost, policy.parameters, hint)
     return () if finding is None else (f"{listed(finding.where)}: {finding.what}", finding.hint)
 
@@ -79,6 +81,8 @@ def lost_in_loop(
     half = {name: own for name, own in named.items() if name in gradients and rounded.are_lost(own)}
     if not half:
         return None
+    if inner := [each for each in vars(optimizer).values() if isinstance(each, torch.optim.Optimizer)]:
+        raise UsageError(f"{type(optimizer).__name__} steps another optimizer: give that {type(inner[0]).__name__}")
 
     def updated(
         dtype: torch.dtype | None, wrap: Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
@@ -104,10 +108,10 @@ def lost_in_loop(
     lost = {name: _sums(own, exact[name], ends[name]) for name, own in half.items()}
     hint = "FP32 weights keep them (dtype=torch.float32 at from_pretrained; +2 bytes a weight, +4 for Adam)"
     if all(own.dtype == torch.bfloat16 for own in half.values()):
-        after = updated(None, stochastic)
-        moved = _moved({name: _sums(own, exact[name], after[name]) for name, own in half.items()})
-        how = "mptrain.optimizer.stochastic(optimizer), tried on this step"
-        hint += f"; {how}, moves the weights by {moved} of the updates"
+        with contextlib.suppress(ConfigError):  # an optimizer that needs all weights at once
+            after = updated(None, stochastic)
+            moved = _moved({name: _sums(own, exact[name], after[name]) for name, own in half.items()})
+            hint += f"; mptrain.optimizer.stochastic(optimizer), tried on this step, moves the weights by {moved}"
     dtypes = sorted({str(own.dtype).removeprefix("torch.") for own in half.values()})
     return _finding(lost, " and ".join(dtypes), hint)
 
@@ -132,7 +136,8 @@ def _sums(own: Tensor, exact: Tensor, end: Tensor) -> LostUpdates:
 
 def _moved(lost: Lost) -> str:
     size = sum(sums[2] for sums in lost.values())
-    return share(sum(sums[4] for sums in lost.values()) / size if size else math.nan)
+    part = share(sum(sums[4] for sums in lost.values()) / size if size else math.nan)
+    return f"{part} of the updates (on average by all of them)"
 
 
 def _finding(lost: Lost, dtype: str, hint: str) -> Finding | None:
@@ -141,10 +146,9 @@ def _finding(lost: Lost, dtype: str, hint: str) -> Finding | None:
         return None
     still = [name for name, sums in lost.items() if sums[0] and sums[0] == sums[1]]
     worst = sorted(lost, key=lambda name: -lost[name][1] / max(lost[name][0], 1))
+    which = f"do not move at all ({len(still):,} of {len(lost):,} parameters)" if still else "lose most"
     what = (
-        f"{share(count)} of the updates change nothing, {share(size)} of the magnitude of all, because the weights are "
-        f"stored in {dtype} without a master copy"
+        f"{which}; of all weights, {share(count)} of the updates change nothing, {share(size)} of their magnitude, "
+        f"because the weights are stored in {dtype} without a master copy"
     )
-    if still:
-        what += f"; {len(still):,} of {len(lost):,} parameters do not move at all"
     return Finding("lost_updates", tuple((still or worst)[:_NAMED]), what, hint, minor=True)

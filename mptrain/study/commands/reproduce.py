@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import each_warning_once, print_rows, printable, say, supports_colour, waiting, warn, wrapped
@@ -14,11 +15,9 @@ from mptrain.study.recipe.catalogue import (
     RECIPE_YAML,
     check_own_words,
     find_recipe,
-    folder_of,
     recipe_points,
     start_of,
 )
-from mptrain.study.sweep.points import directory_name
 from mptrain.system.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP
 from mptrain.system.words import counted
 
@@ -55,13 +54,12 @@ def reproduce(arguments: Namespace) -> int:
     smoke, config_dirs = arguments.smoke, tuple(arguments.config_dir)
     recipe = find_recipe(arguments.words[0])
     own, root = check_own_words(recipe, arguments.overrides)
-    folder = folder_of(recipe, root, smoke=smoke)
-    points = recipe_points(recipe, own, folder=folder, smoke=smoke)
+    name = f"{recipe.name}-start"
+    points = recipe_points(recipe, own, weights=Path(root) / name, smoke=smoke)
     if arguments.dry_run:
         if recipe.start:
-            at, first = start_of(recipe, folder, own, smoke=smoke)
-            place = f"run.name={(at / directory_name(first)).relative_to(root)}"
-            points.insert(0, replace(first, overrides=(*first.overrides, place)))
+            first = start_of(recipe, own, smoke=smoke)
+            points.insert(0, replace(first, overrides=(*first.overrides, f"run.name={name}")))
         if own or config_dirs or not _is_ours(recipe):
             _require_keys(points, config_dirs)
         _print_plan(recipe, points, root, config_dirs, smoke=smoke)
@@ -78,7 +76,6 @@ def reproduce(arguments: Namespace) -> int:
             sweep, code = _run(plan_start(ready), ready.composer)
             if not all(map(sweep.has_ended, sweep.jobs)):
                 return _unfinished(ready, sweep, code)
-            ready = prepare(recipe, own, root, PROGRAM, smoke=smoke, config_dirs=config_dirs)
         warn(sentence for point in ready.points for sentence in point.warnings)
         return _reproduce(ready, arguments.jobs or 1)
 
@@ -129,7 +126,8 @@ def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> No
     Raises:
         StorageError: Standard output cannot be written.
     """
-    runs = counted(len(recipe_points(recipe, smoke=smoke)) + bool(recipe.start), "run")
+    runs = counted(len(recipe_points(recipe, smoke=smoke)), "run")
+    runs += " and one whose weights they start from" if recipe.start else ""
     rows = [("claim", recipe.claim), ("source", recipe.source), ("cost", f"{runs}{remark}; {cost(recipe)}")]
     print_rows(f"{recipe.name}: {recipe.title}", rows)
 

@@ -55,6 +55,7 @@ def check_fairness(
     findings = [
         *_configurations(arms, reference, claimed),
         *_changed_on_the_way(arms),
+        *_copies(arms),
         *_digests("descriptions of the data (data.json)", lambda run: _known(run.data_card), arms, reference, data),
         *_samples(arms, reference, data),
         *_digests("initial weights", lambda run: _known(run.initial_weights), arms, reference, weights),
@@ -128,6 +129,20 @@ def _changed_on_the_way(arms: Sequence[Arm]) -> Found:
             seeds = of_seeds(run.seed for run in some)
             what = f"{names} of {arm.name} ({seeds}) changed its configuration on resume: {'; '.join(changes)}"
             yield Objection(what, fatal, "train it again with one configuration from the first step")
+
+
+def _copies(arms: Sequence[Arm]) -> Found:
+    """Object to runs of several seeds that the seed has changed nothing of, as copies of one run: they are one."""
+    for arm in arms:
+        alike: dict[Any, list[int]] = {}
+        for run in arm.runs:
+            if run.initial_weights and run.data and run.course and len(run.metrics) > 1:
+                same = run.initial_weights, tuple(run.data.items()), tuple(run.metrics.items())
+                alike.setdefault(same, []).append(run.seed)
+        for seeds in alike.values():
+            if len(seeds) > 1:
+                what = f"{of_seeds(seeds)} of {arm.name} have equal initial weights, samples and metrics"
+                yield Objection(what, True, "the seed changes nothing of these runs: they are one, without a spread")
 
 
 def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:

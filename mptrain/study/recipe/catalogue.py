@@ -14,7 +14,7 @@ from mptrain.config.catalogue import recipes_folder
 from mptrain.config.overrides import parse, quoted
 from mptrain.config.value_checks import show
 from mptrain.study.recipe.recipe import RESERVED, read_recipe
-from mptrain.study.sweep.points import Point, directory_name
+from mptrain.study.sweep.points import Point
 from mptrain.system.errors import ConfigError, Problem, UsageError, suggest
 from mptrain.system.files import expanded
 
@@ -96,48 +96,36 @@ def check_own_words(recipe: Recipe, words: Sequence[str]) -> tuple[list[str], st
 
 
 def _varied(recipe: Recipe) -> set[str]:
-    """Return the keys and config groups that the arms or groups of a recipe set."""
-    words = [word for own in recipe.full_arms.values() for word in own]
+    """Return the keys and config groups that the arms or groups of a recipe set, or the run that they start from."""
+    words = [word for own in (*recipe.full_arms.values(), recipe.start) for word in own]
+    words += ["model.weights=start"] if recipe.start else []
     return {override.key_or_group for word in words if (override := parse(word)[0]) is not None}
 
 
-def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
-    """Return the folder that holds a recipe's run directories: ``ROOT/recipes/NAME``.
+def start_of(recipe: Recipe, words: Sequence[str] = (), *, smoke: bool = False) -> Point:
+    """Return the run whose weights a recipe's other runs start from, the only point of a sweep.
 
-    Args:
-        recipe: The recipe.
-        root: The folder ``ROOT``, the user's ``run.root``.
-        smoke: Whether the runs are short ones, which have a folder ``NAME-smoke`` of their own.
-    """
-    return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
-
-
-def start_of(recipe: Recipe, folder: Path, words: Sequence[str] = (), *, smoke: bool = False) -> tuple[Path, Point]:
-    """Return the folder of the run whose weights a recipe's other runs start from, and its only point.
-
-    The folder stands beside ``folder``, that of the others. ``words`` and ``smoke`` are those of `recipe_points`.
+    ``words`` and ``smoke`` are those of `recipe_points`.
     """
     short = recipe.smoke if smoke else ()
-    seed = f"seed={recipe.seeds[0]}"
-    return folder.with_name(f"{folder.name}-start"), Point(0, (*recipe.base, *recipe.start, *short, seed, *words), ())
+    return Point(0, (*recipe.base, *recipe.start, *short, f"seed={recipe.seeds[0]}", *words), ("start",))
 
 
 def recipe_points(
-    recipe: Recipe, words: Sequence[str] = (), *, folder: Path | None = None, smoke: bool = False
+    recipe: Recipe, words: Sequence[str] = (), *, weights: Path | None = None, smoke: bool = False
 ) -> list[Point]:
     """Return the runs of a recipe as points of a sweep: each arm (configuration) of each group with each seed.
 
     Args:
         recipe: The recipe.
         words: Further overrides of every run. They are applied last.
-        folder: The folder of the runs; with it they start from the weights of the recipe's first run, if it has one.
+        weights: The run whose weights they start from, if the recipe has one (`start_of`); None to leave it out.
         smoke: Whether to make short runs of one seed, which only check that everything works.
     """
     short = recipe.smoke if smoke else ()
     seeds = recipe.seeds[:1] if smoke else recipe.seeds
-    if recipe.start and folder is not None:
-        at, point = start_of(recipe, folder)
-        words = [*words, f"model.weights={quoted(str(at / directory_name(point)))}"]
+    if recipe.start and weights is not None:
+        words = [*words, f"model.weights={quoted(str(weights))}"]
     runs = [(arm, own, f"seed={seed}") for arm, own in recipe.full_arms.items() for seed in seeds]
     return [
         Point(number, (*recipe.base, *own, *short, seed, *words), (*own, seed), arm=arm, count=len(runs))

@@ -232,7 +232,7 @@ class Recipe(RecipeFile):
     @property
     def compares_best(self) -> bool:
         """True if an expectation is about arms in the groups that are best for them."""
-        return any(expectation.arm.startswith(f"{BEST}/") for expectation in self.expect)
+        return any(str(side).startswith(f"{BEST}/") for each in self.expect for side in (each.arm, each.other))
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -23,10 +23,10 @@ from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_swee
 from mptrain.study.comparison.results import BEST
 from mptrain.study.comparison.run_measures import measure
 from mptrain.study.comparison.sentences import unfair
-from mptrain.study.recipe.catalogue import RECIPE_YAML, folder_of, recipe_points, require_same_arms, start_of
+from mptrain.study.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms, start_of
 from mptrain.study.recipe.expectations import ExpectationResult, judge_expectation, unknown_measures
 from mptrain.study.sweep.comparisons import ComparisonOptions, claimed_by
-from mptrain.study.sweep.points import check
+from mptrain.study.sweep.points import check, directory_name
 from mptrain.study.sweep.runner import plan_sweep, refresh_status, sweep_folder
 from mptrain.system.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.system.files import read_bytes
@@ -88,6 +88,17 @@ class RecipeVerdict:
         return sum(finding.outcome == outcome for finding in self.findings)
 
 
+def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
+    """Return the folder that holds a recipe's run directories: ``ROOT/recipes/NAME``.
+
+    Args:
+        recipe: The recipe.
+        root: The folder ``ROOT``, the user's ``run.root``.
+        smoke: Whether the runs are short ones, which have a folder ``NAME-smoke`` of their own.
+    """
+    return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
+
+
 def prepare(
     recipe: Recipe, words: Sequence[str], root: str, program: Program, *, smoke: bool, config_dirs: Sequence[str] = ()
 ) -> Reproduction:
@@ -102,8 +113,8 @@ def prepare(
         config_dirs: Further config folders.
 
     Returns:
-        The recipe with its folder and all its runs, ready to run. Those that start from the weights of one that has not
-        ended are checked without these: prepare them again when it has.
+        The recipe with its folder and all its runs, ready to run. Their configurations have no weights of the run that
+        they start from.
 
     Raises:
         ConfigError: If an override or a point (one run) is invalid, or the folder holds other
@@ -113,21 +124,30 @@ def prepare(
     """
     _require_gpu(recipe, smoke=smoke)
     folder = folder_of(recipe, root, smoke=smoke)
-    points = recipe_points(recipe, words, folder=folder, smoke=smoke)
+    first = start_of(recipe, words, smoke=smoke)
+    place = folder.with_name(f"{folder.name}-start")
+    weights = (place / directory_name(first)).absolute()
+    points = recipe_points(recipe, words, weights=weights, smoke=smoke)
+    begun = False
     if is_sweep(folder):
-        require_same_arms(read_sweep(folder), points)
-    start = start_of(recipe, folder, words, smoke=smoke) if recipe.start else None
-    if start is not None and _has_ended(start[0]):
-        require_same_arms(read_sweep(start[0]), start[1:])
-        start = None
+        sweep = refresh_status(read_sweep(folder))
+        require_same_arms(sweep, points)
+        begun = any(sweep.has_ended(job) for job in sweep.jobs)
+        _require_same_start(recipe, sweep, first)
+    start = None
+    if recipe.start and not (begun and all(map(sweep.has_ended, sweep.jobs))):
+        if is_sweep(place):
+            require_same_arms(read_sweep(place), [first])
+        if not _has_ended(place):
+            if begun:
+                raise _other_start(folder, f"runs that started from weights which are not there any more ({place})")
+            start = place, first
     comes_along = recipe.path.is_relative_to(recipes_folder())
     composer = Composer(config_dirs, typed=None if comes_along else words)
-    if start is not None:
-        *points, first = check([*recipe_points(recipe, words, smoke=smoke), start[1]], composer, program)
-        start = start[0], first
-    else:
-        points = check(points, composer, program)
-        _require_same_configurations(folder, points)
+    bare = recipe_points(recipe, words, smoke=smoke)  # weights that are not there yet cannot be checked
+    checked = check([*bare, *([first] if start else [])], composer, program)
+    points = [replace(known, overrides=own.overrides) for known, own in zip(checked, points, strict=False)]
+    _require_same_configurations(folder, points)
     return Reproduction(recipe, smoke, tuple(words), folder, tuple(points), composer, tuple(config_dirs), start)
 
 
@@ -160,6 +180,8 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
     options = ComparisonOptions(
         recipe.reference, recipe.margin, recipe.metric, claimed_by(points), recipe.compares_best
     )
+    first = start_of(recipe, reproduction.words, smoke=reproduction.smoke)
+    start = {"start": list(first.overrides)} if recipe.start else {}
     root, name = reproduction.folder.parent.parent, reproduction.folder.name
     folder = sweep_folder(RunOptions(root=str(root), name=f"recipes/{name}", resume="auto"))
     sweep = plan_sweep(
@@ -169,7 +191,7 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
         config_dirs=reproduction.config_dirs,
         parallel=parallel,
         kind="recipe",
-        plan={**options.as_plan(), "recipe": recipe.name, "smoke": reproduction.smoke},
+        plan={**options.as_plan(), "recipe": recipe.name, "smoke": reproduction.smoke, **start},
     )
     write_atomically(folder / RECIPE_YAML, recipe.path.read_bytes())
     return refresh_status(sweep)
@@ -274,6 +296,18 @@ def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict) -> Path:
     return path
 
 
+def _require_same_start(recipe: Recipe, sweep: Sweep, first: Point) -> None:
+    """Check that the runs in a folder started from weights of the run that a recipe names now."""
+    if sweep.plan.get("start", []) != (list(first.overrides) if recipe.start else []):
+        raise _other_start(sweep.folder, "runs that started from the weights of another run, or from none")
+
+
+def _other_start(folder: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{folder} has {what}", f"to start over: remove or rename {folder} and {folder}-start, or add run.root=DIR"
+    )
+
+
 def _has_ended(folder: Path) -> bool:
     """Return whether all runs of the sweep in a folder have ended; False without a sweep."""
     if not is_sweep(folder):
@@ -306,7 +340,8 @@ def _require_same_configurations(folder: Path, points: Sequence[Point]) -> None:
         saved = RunPaths(folder / job.name).config
         if point.config is None or not saved.is_file():
             continue
-        if changes := diff(read_bytes(saved).decode("utf-8", "replace"), point.config.yaml):
+        changes = diff(read_bytes(saved).decode("utf-8", "replace"), point.config.yaml)
+        if changes := [change for change in changes if change[0] != "model.weights"]:  # as its overrides say
             words = ", ".join(describe_change(*change) for change in changes[:3])
             raise ConfigError(
                 f"{folder} holds runs of arm {job.arm} with other defaults: {words}",

@@ -154,17 +154,18 @@ def judge_sweep(sweep: Sweep) -> dict[str, Comparison]:
         comparison = with_relative_paths(_compare(arms, options, _notes(sweep)), sweep.folder)
         groups[group] = replace(comparison, objections=(*_lost_arms(without), *comparison.objections))
     if options.best:
-        arms, remark, varied = _at_best(members, options.metric)
+        arms, remark, varied, doubts = _at_best(members, options.metric)
         options = replace(options, claimed=(*options.claimed, *varied))
-        groups[BEST] = with_relative_paths(_compare(arms, options, [*_notes(sweep), remark]), sweep.folder)
+        best = with_relative_paths(_compare(arms, options, [*_notes(sweep), remark]), sweep.folder)
+        groups[BEST] = replace(best, objections=(*doubts, *best.objections))
     write_comparisons(sweep.paths.comparison, groups)
     return groups
 
 
 def _at_best(
     groups: Mapping[str, Sequence[tuple[str, RunMeasures]]], metric: str | None
-) -> tuple[tuple[Arm, ...], str, set[str]]:
-    """Return each arm with the runs of one group, which groups these are, and the keys in which groups of all differ.
+) -> tuple[tuple[Arm, ...], str, set[str], list[Objection]]:
+    """Return each arm with the runs of one group, which these are, the keys in which groups of all differ, and doubts.
 
     Of each arm it is the group with the best mean metric in the last validation, so that nothing is chosen on the data
     of the comparison. A group with a run that is not done, or has none, is not chosen if another has all.
@@ -173,19 +174,29 @@ def _at_best(
     for group, runs in groups.items():
         for arm, run in runs:
             by_arm.setdefault(arm, {}).setdefault(group, []).append(run)
+    every = [run for runs in groups.values() for _, run in runs]
+    name = metric or next((run.metric_name for run in every if run.metric_name), "loss")
+    known = (direction_of(name, run) for run in every if name in run.metrics)
+    sign = -1 if next((up for up in known if up is not None), False) else 1
     chosen: dict[str, str] = {}
     varied: list[set[str]] = []
+    doubts: list[Objection] = []
     for arm, choices in by_arm.items():
         first, *others = (runs[0] for runs in choices.values())
         varied.append({key for other in others for key in config_differences(first.config, other.config)})
-        name = metric or first.metric_name or "loss"
-        sign = -1 if direction_of(name, first) else 1
-        chosen[arm] = min(choices, key=lambda group: _validated(choices[group], name, sign))
+        values = {group: _validated(runs, name, sign) for group, runs in choices.items()}
+        chosen[arm] = min(values, key=lambda group: values[group])
+        if math.isinf(values[chosen[arm]]):
+            what = f"no group of {arm} has a validation of {name} in all of its runs, so none is known to be the best"
+            doubts.append(Objection(what, True, "set dataset.val_share above 0, and see why runs have failed"))
+    if any(run.split == "val" for run in every):
+        what = "groups are chosen by the validation data on which the arms are compared, as there are no test data"
+        doubts.append(Objection(what, True, "set dataset.test_share above 0"))
     runs = [(arm, run) for arm, group in chosen.items() for run in by_arm[arm][group]]
     where = ", ".join(f"{arm} {group}" for arm, group in chosen.items())
     arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
     remark = f"each arm is in the group whose mean metric in the last validation is best: {where}"
-    return arms, remark, set.intersection(*varied)
+    return arms, remark, set.intersection(*varied), doubts
 
 
 def _validated(runs: Sequence[RunMeasures], metric: str, sign: int) -> float:

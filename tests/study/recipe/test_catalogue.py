@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,6 @@ from mptrain.runlog.sweeps import Sweep, SweepJob
 from mptrain.study.recipe.catalogue import (
     check_own_words,
     find_recipe,
-    folder_of,
     recipe_names,
     recipe_points,
     require_same_arms,
@@ -246,18 +246,17 @@ def test_arms_may_stand_in_the_groups_that_are_best_for_them(recipe_of):
         recipe_of(("arms:\n", "groups: {sgd: [optimizer=sgd], best: [optimizer=adam]}\narms:\n"))
 
 
-def test_arms_start_from_the_weights_of_a_run_of_the_first_seed(recipe_of, tmp_path):
+def test_arms_start_from_the_weights_of_a_run_of_the_first_seed(recipe_of):
     recipe = recipe_of(("base: [model=mlp]", "base: [model=mlp]\nstart: [train.epochs=9]"), ("[0, 1]", "[3, 4]"))
-    folder = folder_of(recipe, "out", smoke=False)
-    at, point = start_of(recipe, folder, ["train.batch_size=8"])
-    assert at == Path("out/recipes/mine-start")
+    point = start_of(recipe, ["train.batch_size=8"])
     assert point.overrides == ("model=mlp", "train.epochs=9", "seed=3", "train.batch_size=8")
-    points = recipe_points(recipe, folder=folder)
-    assert {point.overrides[-1] for point in points} == {"model.weights=out/recipes/mine-start/000"}
+    points = recipe_points(recipe, weights=Path("out/mine-start"))
+    assert {point.overrides[-1] for point in points} == {"model.weights=out/mine-start"}
     assert recipe_points(recipe)[0].overrides[-1] == "seed=3"
-    at, point = start_of(recipe, folder_of(recipe, "out", smoke=True), smoke=True)
-    assert at == Path("out/recipes/mine-smoke-start")
-    assert point.overrides == ("model=mlp", "train.epochs=9", "train.max_steps=2", "seed=3")
+    assert start_of(recipe, smoke=True).overrides == ("model=mlp", "train.epochs=9", "train.max_steps=2", "seed=3")
+    for word in ("train.epochs=2", "model.weights=mine.pt"):
+        with pytest.raises(ConfigError, match=re.escape(f"'{word}': mine varies {word.partition('=')[0]}")):
+            check_own_words(recipe, [word])
 
 
 def test_a_smoke_run_has_one_seed_and_words_that_outdo_those_of_arms(recipe_of):
@@ -322,7 +321,7 @@ def test_every_recipe_that_comes_with_mptrain_is_sound_and_its_words_compose(nam
         if point.varied[-1] == f"seed={recipe.seeds[0]}":  # the others differ in nothing else
             assert composer.compose(point.overrides).seed == recipe.seeds[0]
     if recipe.start:
-        assert composer.compose(start_of(recipe, Path("out"), smoke=smoke)[1].overrides).seed == recipe.seeds[0]
+        assert composer.compose(start_of(recipe, smoke=smoke).overrides).seed == recipe.seeds[0]
 
 
 def test_reading_recipes_imports_no_torch():

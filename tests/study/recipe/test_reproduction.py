@@ -12,9 +12,8 @@ from mptrain.config.compose import Composer
 from mptrain.runlog.directory import hold_lock
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, write_sweep
-from mptrain.study.recipe.catalogue import folder_of
 from mptrain.study.recipe.expectations import ExpectationResult
-from mptrain.study.recipe.reproduction import RecipeVerdict, Reproduction, measured, plan, write_verdict
+from mptrain.study.recipe.reproduction import RecipeVerdict, Reproduction, folder_of, measured, plan, write_verdict
 from mptrain.study.sweep.runner import refresh_status
 from mptrain.system.errors import StorageError
 from tests.study.comparison.fake_runs import some_summary, write_run
