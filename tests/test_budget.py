@@ -23,7 +23,7 @@ BUDGET = {
     "logger": (600, "TensorBoard, Weights & Biases, MLflow, in a process of their own"),
     "numerics": (1_100, "number formats, finite checks, histograms of exponents, forecasts, rounding of updates"),
     "optimizer": (
-        1_500,
+        1_600,
         "master weights, clipping, fused updates, torch's optimizers by name, BF16 weights without masters",
     ),
     "parallel": (1_200, "DDP and FSDP2, torchrun, equal bits"),

@@ -379,8 +379,6 @@ def doctor(
         words = _as_it_is(model)
         lost, unseen = _lost_updates(model, loss_fn, batch, optimizer)
         model, optimizer, precision = _widened(model, optimizer), None, f"its own {_half_of(model)}"
-        wide = {name: tensor.float() if tensor.dtype in _HALVES else tensor for name, tensor in _tensors(batch)}
-        batch = _rebuilt(batch, wide)  # a mode casts what the model is given
     else:
         words = _words(precision, None)
     with loop_config(model, loss_fn, batch, optimizer, words) as config:
@@ -427,7 +425,15 @@ def _widened(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> nn.Mo
     wide, trained = copy.deepcopy(unwrapped(model)).float(), _trained_by(unwrapped(model), optimizer)
     for name, parameter in wide.named_parameters():
         parameter.requires_grad_(name in trained)
+    wide.register_forward_pre_hook(_in_full, with_kwargs=True)  # before a mode casts what the model is given
     return wide
+
+
+def _in_full(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Cast what a loop gives to a model of half weights to FP32."""
+    return tree_map(
+        lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in _HALVES else leaf, (args, kwargs)
+    )
 
 
 def _trained_by(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, nn.Parameter]:

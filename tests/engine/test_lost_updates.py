@@ -86,6 +86,11 @@ def test_weights_that_stand_still_between_looks_are_named_once_in_module_order(t
     assert events_of(tmp_path / "moves", "optimizer.lr=0.1", "precision=bf16_pure") == []
 
 
+def test_nothing_stands_still_that_is_rounded_at_random(tmp_path):
+    words = ("optimizer=adamw", "optimizer.lr=1e-8", "schedule=constant")
+    assert events_of(tmp_path, *words, "precision=bf16_stochastic") == []
+
+
 def test_a_name_is_said_once_and_only_of_weights_seen_at_both_looks():
     frozen = FrozenWeights()
     assert frozen.compare({"a": 1, "b": 2}) == []

@@ -11,6 +11,7 @@ from torch import nn
 import mptrain
 from mptrain.optimizer import compensated, stochastic
 from mptrain.runlog import read_run
+from mptrain.system.errors import UsageError
 
 KINDS = ("no_master_weights", "frozen", "state_rounding", "not_looked_at")
 
@@ -173,3 +174,40 @@ def test_weights_without_memory_do_not_end_a_watch_before_it_has_begun():
     model = network().to("meta")
     with mptrain.watch(model, torch.optim.AdamW(model.parameters(), lr=1e-5)) as watch:
         assert watch.last == {}
+
+
+def test_a_function_gets_what_was_found_before_it_was_there():
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 5)).bfloat16()
+    with pytest.warns(UserWarning, match="no master copy"):
+        watch = mptrain.watch(model, torch.optim.AdamW(model.parameters(), lr=1e-6))
+    seen = []
+    with watch:
+        watch.on_event(lambda event: seen.append(event.kind))
+        assert seen == ["no_master_weights"]
+
+
+def test_the_optimizer_inside_of_a_wrapper_is_not_the_one_to_watch():
+    model = nn.Linear(20, 30).bfloat16()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    wrapper = mptrain.optimizer.stochastic(inner)
+    with pytest.raises(UsageError, match="AdamW is inside of StochasticRounding"):
+        mptrain.watch(model, inner)
+    with mptrain.watch(model, wrapper) as watch:
+        model(torch.randn(4, 20).bfloat16()).float().sum().backward()
+        wrapper.step()
+    assert watch.last["step"] == 1
+
+
+def test_sparse_gradients_are_looked_at_and_no_state_is_made_for_weights_without_one():
+    table = nn.Embedding(50, 8, sparse=True).bfloat16()
+    other = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([*table.parameters(), other], lr=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with mptrain.watch(table, optimizer, every=1) as watch:
+            for _ in range(2):
+                optimizer.zero_grad()
+                table(torch.randint(0, 50, (16,))).float().sum().backward()
+                optimizer.step()
+    assert "lost_updates" in watch.last or watch.last["step"] == 2
+    assert not optimizer.state

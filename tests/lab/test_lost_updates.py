@@ -107,3 +107,63 @@ def test_runs_that_lose_nothing_have_no_note_and_updates_in_place_are_said_to_be
         assert lost_in_run(compose((*TINY, f"precision={precision}"))) == ()
     words = (*TINY, "precision=bf16_pure", "precision.optimizer_state=parameters")
     assert "not looked at" in lost_in_run(compose(words))[0]
+
+
+class Wraps(torch.optim.Optimizer):
+    """Steps another optimizer, as that of accelerate does."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+def half_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.LayerNorm(30), nn.Linear(30, 5)).bfloat16()
+    return model, (torch.randn(8, 20), torch.randint(0, 5, (8,)))
+
+
+def loss_of(model, batch):
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model(inputs.to(torch.bfloat16)).float(), targets)
+
+
+def test_an_optimizer_that_steps_another_is_left_alone_and_named():
+    model, batch = half_model()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loss_of(model, batch).backward()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = mptrain.doctor(model, loss_of, batch, precision=None, optimizer=Wraps(inner))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not inner.state
+    assert any("was not looked at" in note and "Wraps steps another optimizer" in note for note in found.notes)
+
+
+def test_a_batch_of_half_precision_is_taken_too():
+    model, (inputs, targets) = half_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def plain(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]).float(), batch[1])
+
+    found = mptrain.doctor(model, plain, (inputs.bfloat16(), targets), precision=None, optimizer=optimizer)
+    assert found.summary.startswith("Sequential in its own bfloat16: ")
+    (lost,) = [finding for finding in found.findings if "of the updates change nothing" in finding.what]
+    assert "; of all weights, " in lost.what
+    assert "(on average by all of them)" in lost.hint
+
+
+def test_what_is_lost_is_said_even_if_no_remedy_can_be_tried(monkeypatch):
+    def refused(optimizer):
+        raise ConfigError("it counts its steps")
+
+    monkeypatch.setattr("mptrain.lab.doctor.updates.stochastic", refused)
+    model, batch = half_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    found = mptrain.doctor(model, loss_of, batch, precision=None, optimizer=optimizer)
+    (lost,) = [finding for finding in found.findings if "of the updates change nothing" in finding.what]
+    assert lost.hint.startswith("FP32 weights keep them")
+    assert "tried on this step" not in lost.hint

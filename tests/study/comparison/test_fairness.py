@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mptrain.study.comparison.fairness import check_fairness, differing_keys
-from mptrain.study.comparison.results import Arm
+from mptrain.study.comparison.results import Arm, CurvePoint
 from tests.study.comparison.fake_runs import arm, measures
 
 FULL = arm("fp32", [0.95, 0.96])
@@ -225,3 +225,15 @@ def test_processes_that_began_with_other_memory_are_flagged():
     (found,) = flagged(700_000_000)
     assert not found.fatal
     assert "from 400.0 MB to 700.0 MB" in found.what
+
+
+def test_runs_that_the_seed_changes_nothing_of_are_one_run():
+    point = (CurvePoint(30, 30, 300, {"val_top1": 0.9}),)
+    same = {"initial_weights": "a", "data": {0: ("order", "batch")}, "course": point}
+    copies = Arm("fp32", tuple(measures(seed, 0.95, "fp32", **same) for seed in (0, 1, 2)))
+    other = Arm("amp", tuple(measures(seed, 0.9 + seed / 100, "amp_dynamic", **same) for seed in (0, 1, 2)))
+    fatal = [each.what for each in check_fairness((copies, other), copies)[0] if each.fatal]
+    assert "seeds 0 to 2 of fp32 have equal initial weights, samples and metrics" in fatal or any(
+        "of fp32 have equal initial weights, samples and metrics" in what for what in fatal
+    )
+    assert not any("of amp have equal" in what for what in fatal)

@@ -240,6 +240,8 @@ def test_arms_may_stand_in_the_groups_that_are_best_for_them(recipe_of):
     assert recipe.compares_best
     assert recipe.expectations[0].text == "best/s2^0 top1 below best/fp32 by 0.5"
     assert not recipe_of(GROUPS).compares_best
+    right = ("arm: s2^0, measure: top1, below: fp32", "arm: sgd/s2^0, measure: top1, below: best/fp32")
+    assert recipe_of(GROUPS, right).compares_best
     with pytest.raises(ConfigError, match=r"expect.0.arm: there is no arm 'best/s2\^0'"):
         recipe_of(named)
     with pytest.raises(ConfigError, match="groups: best is the group in which"):

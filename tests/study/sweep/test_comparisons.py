@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mptrain.config.compose import Composer
@@ -159,6 +161,32 @@ def test_a_group_without_a_validation_or_with_a_run_that_failed_is_not_the_best(
     path = RunPaths(tmp_path / "b" / "005").run_json  # high/fp32, which has been validated
     path.write_text(path.read_text().replace('"done"', '"failed"'))
     assert judge_sweep(sweep)["best"].arms[0].metric.mean == pytest.approx(0.9905)
+
+
+def test_without_a_validation_or_test_data_nothing_is_known_to_be_the_best(tmp_path):
+    values = {key: (None, test) for key, (_, test) in VALUES.items()}
+    fatal = [
+        each.what for each in judge_sweep(grouped_sweep(tmp_path / "a", RATES, values, best=True))["best"].objections
+    ]
+    assert "no group of fp32 has a validation of top1 in all of its runs, so none is known to be the best" in fatal
+    sweep = grouped_sweep(tmp_path / "b", RATES, VALUES, best=True)
+    for number in range(len(sweep.jobs)):
+        path = tmp_path / "b" / f"{number:03d}" / "summary.json"
+        path.write_text(path.read_text().replace('"metric_split": "test"', '"metric_split": "val"'))
+    fatal = [each.what for each in judge_sweep(sweep)["best"].objections if each.fatal]
+    assert any("on which the arms are compared, as there are no test data" in what for what in fatal)
+
+
+def test_the_best_is_of_the_metric_and_direction_that_any_run_knows(tmp_path):
+    sweep = grouped_sweep(
+        tmp_path, {"huge": 9.0, **RATES}, {("huge", "fp32"): (0.1, 0.1), ("huge", "amp"): (0.1, 0.1), **VALUES}
+    )
+    for number in range(4):  # failed before anything was known
+        run = tmp_path / f"{number:03d}"
+        (run / "summary.json").unlink()
+        (run / "run.json").write_text((run / "run.json").read_text().replace('"done"', '"failed"'))
+    found = judge_sweep(replace(sweep, plan={**sweep.plan, "metric": None, "best": True}))["best"]
+    assert "best: fp32 high, amp low" in " ".join(found.notes)
 
 
 def test_what_differs_between_arms_of_a_group_stays_unfair_in_the_best_ones(tmp_path):
