@@ -127,7 +127,7 @@ def why(reason: Reason, grounds: Grounds) -> str:
     if reason == "biased selection":
         return f"{failed}: the runs that are left are a biased selection"
     if reason == "unlearned":
-        return f"{grounds.unlearned}, and untrained arms agree whatever differs"
+        return f"{grounds.unlearned}, and arms that learn nothing agree whatever differs"
     if reason == "worse difference":
         return _different(grounds, difference) + (f"; also, {failed}" if failed else "")
     if reason == "better difference":

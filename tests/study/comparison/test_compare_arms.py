@@ -216,7 +216,7 @@ def test_untrained_arms_are_not_equivalent_and_the_headline_says_so(arms):
     untrained = {"losses": (2.3, 2.3)}
     found = compare([each(one, **untrained) for one in arms(full=[0.95] * 3, amp=[0.95] * 3)]).arms[1]
     assert (found.word, found.verdict.word) == ("neither has learned",) * 2
-    assert "untrained arms agree" in found.why
+    assert "arms that learn nothing agree" in found.why
 
 
 def test_a_comparison_prints_as_a_table_and_its_arms_are_like_those_of_logs(arms):

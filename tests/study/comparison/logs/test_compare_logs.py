@@ -312,7 +312,7 @@ def test_arms_of_which_neither_has_learned_are_not_equivalent(one, two, word, tm
     )
     if word == "neither has learned":
         assert inferior.arms[1].verdict == word
-        assert "untrained arms agree" in found.why or found.why == ALIKE
+        assert "arms that learn nothing agree" in found.why or found.why == ALIKE
 
 
 def test_a_reference_that_dies_more_often_than_by_chance_is_said(tmp_path):
