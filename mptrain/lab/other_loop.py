@@ -139,7 +139,10 @@ class OtherLoop:
         self.model, self.loss_fn = unwrapped(model), loss_fn
         params = list(self.model.parameters())
         if halves := {param.dtype for param in params} & {*_HALVES}:
-            raise ConfigError(f"the model has parameters in {halves.pop()}", "give it in FP32: precision= casts a copy")
+            raise ConfigError(
+                f"the model has parameters in {halves.pop()}",
+                "doctor(precision=None) takes it as it is; for other modes give it in FP32: precision= casts a copy",
+            )
         self.device = params[0].device if params else torch.device("cpu")
         groups = [] if optimizer is None else optimizer.param_groups
         trained = params if optimizer is None else [param for group in groups for param in group["params"]]
@@ -181,7 +184,9 @@ class OtherLoop:
             got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else instance(loss)
             raise ConfigError(f"loss_fn returned {got}", "return the loss, a tensor with one element")
         trained = [param for param in model.parameters() if param.requires_grad]
-        reached = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad and trained else ()
+        if not trained:
+            raise ConfigError("no parameter of the model is trained", "give the optimizer of this model, or none")
+        reached = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad else ()
         if all(grad is None for grad in reached):
             what = "the loss does not depend on a parameter of the model that loss_fn is given"
             raise ConfigError(what, "compute it with its first argument, which is a copy of the model")
