@@ -53,8 +53,6 @@ class MptrainError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
-        if hint and hasattr(self, "add_note"):  # from Python 3.11 on, tracebacks of other programs show it
-            self.add_note(f"hint: {hint}")
 
 
 class UsageError(MptrainError):

@@ -14,6 +14,7 @@ from mptrain.study.comparison.logs.compare_logs import LoggedArm
 from mptrain.study.comparison.results import Arm
 from mptrain.study.comparison.run_measures import measure
 from mptrain.system.errors import UsageError
+from mptrain.system.records import EventRecord
 from tests.study.comparison.fake_runs import (
     SOME_RECORDS,
     arm,
@@ -45,7 +46,8 @@ def arms(tmp_path):
 def made(place, mode, top1s, keys):
     runs = []
     for seed, top1 in enumerate(top1s):
-        records = [*SOME_RECORDS, epoch(1, 30, 28, top1=top1)]
+        start = EventRecord("start", 0, {"initial_weights": f"weights {seed}"})
+        records = [start, *SOME_RECORDS[1:], epoch(1, 30, 28, top1=top1)]
         summary = some_summary(test={"loss": 1 - top1, "top1": top1})
         config = yaml_of(seed, mode, **keys)
         runs.append(measure(write_run(place, f"{mode}{seed}", config=config, records=records, summary=summary)))
