@@ -23,6 +23,9 @@ IGNORED = ("run", "log", "logger", "diagnostics", "checkpoint", "chosen", "exten
 #: In place of the value of a key that a configuration does not have.
 ABSENT = "(absent)"
 
+#: Keys that configurations of earlier versions do not have, with the values of what these did.
+_EARLIER = {"precision.rounding": "nearest"}
+
 
 def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
     """Return the SHA-256 (hexadecimal) of a configuration's keys and values, independent of layout and key order.
@@ -38,14 +41,23 @@ def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
 
 
 def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> list[tuple[str, Any, Any]]:
-    """Return (key, old value, new value) where two saved configurations differ; ``"(absent)"`` if missing."""
+    """Return (key, old value, new value) where two saved configurations differ; ``"(absent)"`` if missing.
+
+    A key that only one of them has, because it is new in a version, is no difference if its value is null, or that of
+    what earlier versions did.
+    """
     old, new = flattened(old_yaml, ignoring), flattened(new_yaml, ignoring)
     keys = [*old, *(key for key in new if key not in old)]
     sections = {
         key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)
     }  # null in one, with keys in the other
     changes = [(key, _value(old, key), _value(new, key)) for key in keys if key not in sections]
-    return [change for change in changes if change[1] != change[2]]
+    return [(key, *values) for key, *values in changes if values[0] != values[1] and not _is_new(key, values)]
+
+
+def _is_new(key: str, values: Sequence[Any]) -> bool:
+    known = [value for value in values if value != ABSENT]
+    return len(known) == 1 and (known[0] is None or known[0] == _EARLIER.get(key))
 
 
 def _value(flat: Mapping[str, Any], key: str) -> Any:

@@ -32,4 +32,12 @@ def test_a_section_that_was_null_is_shown_by_its_keys():
     null, chosen = "train: {stop: null, epochs: 3}", "train: {stop: {patience: 2, mode: null}, epochs: 3}"
     assert diff(null, chosen) == [("train.stop.patience", None, 2)]
     assert diff(chosen, null) == [("train.stop.patience", 2, None)]
-    assert diff("a: 1", "b: null") == [("a", 1, "(absent)"), ("b", "(absent)", None)]
+    assert diff("a: 1", "b: 2") == [("a", 1, "(absent)"), ("b", "(absent)", 2)]
+
+
+def test_a_key_that_is_new_and_changes_nothing_is_no_difference():
+    old = "precision: {name: bf16_pure}\ndataset: {name: docs}\n"
+    new = "precision: {name: bf16_pure, rounding: nearest}\ndataset: {name: docs, half: null}\n"
+    assert diff(old, new) == diff(new, old) == []
+    other = new.replace("nearest", "stochastic").replace("null", "first")
+    assert [key for key, *_ in diff(old, other)] == ["precision.rounding", "dataset.half"]
