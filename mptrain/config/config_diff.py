@@ -110,15 +110,12 @@ def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMP
     """Return the keys in which two configurations differ, as key to (left value, right value) with `ABSENT` if missing.
 
     Both are resolved configurations as YAML text. Keys and sections in ``ignoring`` are left out; by default the seed,
-    and keys that do not change the training.
+    and keys that do not change the training. So are new keys that change nothing, as by `diff`.
     """
     base, other = flat_settings(left), flat_settings(right)
     keys = [*base, *(key for key in other if key not in base)]
-    return {
-        key: (base.get(key, ABSENT), other.get(key, ABSENT))
-        for key in keys
-        if base.get(key, ABSENT) != other.get(key, ABSENT) and not is_below(key, ignoring)
-    }
+    pairs = {key: (base.get(key, ABSENT), other.get(key, ABSENT)) for key in keys if not is_below(key, ignoring)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and not _is_new(key, pair)}
 
 
 def is_below(key: str, names: Sequence[str]) -> bool:

@@ -1,5 +1,5 @@
 from mptrain.config.compose import compose
-from mptrain.config.config_diff import config_digest, describe_change, diff
+from mptrain.config.config_diff import config_differences, config_digest, describe_change, diff
 
 
 def test_where_and_how_often_to_write_is_no_difference():
@@ -39,5 +39,6 @@ def test_a_key_that_is_new_and_changes_nothing_is_no_difference():
     old = "precision: {name: bf16_pure}\ndataset: {name: docs}\n"
     new = "precision: {name: bf16_pure, rounding: nearest}\ndataset: {name: docs, half: null}\n"
     assert diff(old, new) == diff(new, old) == []
+    assert config_differences(old, new) == config_differences(new, old) == {}
     other = new.replace("nearest", "stochastic").replace("null", "first")
     assert [key for key, *_ in diff(old, other)] == ["precision.rounding", "dataset.half"]
