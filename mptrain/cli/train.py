@@ -22,7 +22,6 @@ from mptrain.run.evaluation import Evaluation, evaluate_run
 from mptrain.run.resume import launch
 from mptrain.run.resume import resume as resume_run
 from mptrain.runlog.atomic_files import readable_bytes, write_atomically
-from mptrain.runlog.lost_updates import in_words
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import memory_in_words
 from mptrain.runlog.strict_json import read_object
@@ -205,8 +204,6 @@ class _Remarks:
     def take(self, record: Record) -> None:
         if isinstance(record, EventRecord) and record.kind == "warning":
             warn([record.fields["message"]])
-        elif isinstance(record, EventRecord) and record.kind == "no_master_weights":
-            warn([in_words(record.kind, record.fields)])
         elif isinstance(record, EventRecord) and record.kind == "memory":
             print_rows("counted before training", [("memory", memory_in_words(record.fields))])
 

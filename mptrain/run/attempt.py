@@ -32,6 +32,7 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
+from mptrain.runlog.lost_updates import in_words
 from mptrain.runlog.record_writer import Fanout, Sink, read_trained, write_trained
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.system.errors import (
@@ -230,7 +231,7 @@ def _record_start(attempt: Attempt, loop: Loop, storage: Storage, *, forgive: bo
         events.append(("groups", dict(groups)))
     for kind, fields in events:
         storage.writer.take(EventRecord(kind, step, fields))
-    return notes
+    return (*notes, *(in_words(*event) for event in events if event[0] == "no_master_weights"))
 
 
 def _info(attempt: Attempt, planned: int, notes: tuple[str, ...]) -> RunInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mptrain.cli.main import main
 from mptrain.engine.histograms import FrozenWeights
 from mptrain.numerics.rounding import digest_of_bits
 from mptrain.system.records import EventRecord, HistogramRecord
@@ -117,3 +118,18 @@ def test_a_digest_changes_with_any_element(dtype, shape):
         swapped = two.clone()
         swapped[0], swapped[1] = 0.5, 2.0
         assert int(digest_of_bits(two)) != int(digest_of_bits(swapped))
+
+
+@pytest.mark.parametrize(("precision", "is_said"), [("bf16_pure", True), ("bf16", False), ("bf16_stochastic", False)])
+def test_a_run_says_at_its_start_what_its_weights_cannot_follow(tmp_path, monkeypatch, capsys, precision, is_said):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(
+            [*TINY, "optimizer=adamw", "optimizer.lr=1e-6", f"precision={precision}", "train.max_steps=2", "run.name=a"]
+        )
+        == 0
+    )
+    said = capsys.readouterr()
+    assert ("no master copy: at peak lr 1e-06" in said.out + said.err) is is_said
+    events = (tmp_path / "outputs" / "a" / "events.jsonl").read_text()
+    assert ('"no_master_weights"' in events) is is_said
