@@ -98,14 +98,18 @@ def not_a_logger(text: str = "x") -> str:
 class LoudTracker(Tracker):
     def __init__(self, options, run, way):
         super().__init__(options, run)
+        self.beside = threading.Thread(target=lambda: [os.write(1, b"z" * 9999) for _ in range(2000)], daemon=True)
         shout = {
             "print": lambda: print("x" * 9999),
             "write": lambda: os.write(2, b"y" * 99_999),
-            "child": lambda: subprocess.run(["sh", "-c", "timeout 1 yes"], check=False),
-            "thread": lambda: threading.Thread(
-                target=lambda: [os.write(1, b"z" * 9999) for _ in range(9999)], daemon=True
-            ).start(),
+            "child": lambda: subprocess.run(["sh", "-c", "yes | head -c 20000000"], check=False),
+            "thread": self.beside.start,
             "orphan": lambda: subprocess.Popen(["sh", "-c", "trap '' HUP; timeout 20 yes"], start_new_session=True),
         }[way]
         for _ in range({"print": 2000, "write": 300}.get(way, 1)):
             shout()
+
+    def close(self):
+        if self.beside.ident is not None:  # else the records may all be taken before it has printed beyond the bound
+            self.beside.join()
+        super().close()
