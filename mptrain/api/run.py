@@ -6,7 +6,7 @@ import functools
 import html
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -31,7 +31,11 @@ from mptrain.system.words import elided, number, plain
 if TYPE_CHECKING:
     from torch import nn
 
+    from mptrain.config.targets import Given
+    from mptrain.engine.options import StopFunction
     from mptrain.report.plotting import Drawing
+    from mptrain.run.evaluation import ByClass, Evaluation
+    from mptrain.runlog.record_writer import Sink
     from mptrain.workloads.base.new_inputs import NewInputs
 
 
@@ -81,9 +85,21 @@ def _in_python(text: str) -> str:
 
 
 class Run(run_reader.Run):
-    """Run directory at the time of reading: the records of `mptrain.runlog.run_reader.Run`, and its trained network."""
+    """Run directory at the time of reading: the records of `mptrain.runlog.run_reader.Run`, and its trained network.
 
-    __slots__ = ()
+    Attributes:
+        given: What the program gives in place of what the run's configuration names, by group: its model, its data.
+    """
+
+    __slots__ = ("given",)
+
+    given: Mapping[str, Given]
+
+    def with_parts(self, given: Mapping[str, Given]) -> Run:
+        """Return the run with what the program gives: in place of, or besides, what it had."""
+        run = Run(*(getattr(self, field.name) for field in fields(run_reader.Run)))
+        object.__setattr__(run, "given", {**getattr(self, "given", {}), **given})
+        return run
 
     def model(self, *overrides: str, best: bool = False, average: bool = True) -> nn.Module:
         """Return the trained network in FP32, on the CPU, in evaluation mode.
@@ -99,11 +115,11 @@ class Run(run_reader.Run):
         from mptrain.config.compose import reload
         from mptrain.engine.checkpointing import require_same_schema
         from mptrain.engine.weights_io import load_matching, plain_weights
-        from mptrain.run.prediction import saved_facts
+        from mptrain.run.new_inputs import saved_facts
         from mptrain.runlog.checkpoints import CheckpointStore
         from mptrain.system.process_state import caller_restored
 
-        config = reload(self.config, overrides)
+        config = reload(self.config, overrides, given=self.given)
         loaded = CheckpointStore(self.paths.checkpoints, config.checkpoint.keep).load(_which(best))
         require_same_schema(loaded.state)
         with caller_restored():
@@ -144,7 +160,7 @@ class Run(run_reader.Run):
             raise UsageError(f"{odd[0]} is no KEY=VALUE", "give several inputs as a list: predict([...])")
         given = inputs if isinstance(inputs, Iterable) and not isinstance(inputs, str | Path) else [inputs]
         restored, folder = caller_restored(), str(self.paths.root)
-        with restored, predictor(folder, overrides, _which(best), average=average) as loaded:
+        with restored, predictor(folder, overrides, _which(best), average=average, given=self.given) as loaded:
             predictions = list(loaded.predict(_named(given, loaded.source)))
         if bad := [prediction for prediction in predictions if prediction.error]:
             raise DataError(
@@ -173,7 +189,86 @@ class Run(run_reader.Run):
 
         folder, file = str(self.paths.root), None if output is None else expanded(output)
         with caller_restored():
-            return export_run(folder, _which(best), average=average, output=file, trusted=overrides).path
+            exported = export_run(
+                folder, _which(best), average=average, output=file, trusted=overrides, given=self.given
+            )
+            return exported.path
+
+    @in_python
+    def evaluate(
+        self, data: Any = None, *overrides: str, by_class: bool = False, best: bool = False, average: bool = True
+    ) -> Evaluation:
+        """Evaluate the network as ``mptrain eval`` does, and return its metrics with confidence intervals.
+
+        Args:
+            data: Data to evaluate on, as `mptrain.train` takes them; a single data set, or ``test``. None for the run's
+                own validation and test data.
+            overrides: Changes of the run's configuration, such as ``precision.eval=fp32``.
+            by_class: Measure a classifier's answers by class, too (`confusion`).
+            best: Take the best checkpoint instead of the last one.
+            average: Take the running average of the weights if there is one.
+
+        Raises:
+            MptrainError: There is no usable checkpoint, or its data are missing.
+        """
+        from mptrain.api.given import data_of_run
+        from mptrain.run.evaluation import evaluate_run
+        from mptrain.system.process_state import caller_restored
+
+        if isinstance(data, str):  # the data of a program are no text: this is an override
+            data, overrides = None, (data, *overrides)
+        with caller_restored():
+            dataset = None if data is None else data_of_run(data)
+            return evaluate_run(
+                str(self.paths.root),
+                overrides,
+                _which(best),
+                average=average,
+                by_classes=by_class,
+                given=self.given,
+                dataset=dataset,
+            )
+
+    def confusion(self, data: Any = None, *overrides: str, best: bool = False, average: bool = True) -> ByClass:
+        """Return the answers of a classifier by class, which a notebook shows as a table; see `evaluate`."""
+        measured = self.evaluate(data, *overrides, by_class=True, best=best, average=average).by_class
+        assert measured is not None  # else an error was raised
+        return measured
+
+    @in_python
+    def resume(
+        self,
+        *overrides: str,
+        epochs: int | None = None,
+        model: Any = None,
+        data: Any = None,
+        task: Any = None,
+        stop: StopFunction | None = None,
+        callbacks: Sequence[Sink] = (),
+        update_model: bool = True,
+        show: bool = True,
+    ) -> Run:
+        """Train the run on from its last checkpoint, as ``mptrain resume`` does, and return it as it is then.
+
+        The arguments are those of `mptrain.train`. A run of `mptrain.train` has its model and data still; one of
+        `mptrain.open_run` gets them there, or here. ``epochs`` is the total of passes over the data.
+
+        Raises:
+            MptrainError: There is nothing left to train, the run does not fit, or it failed.
+        """
+        from mptrain.api.given import given_parts
+        from mptrain.api.training import stop_function, trained
+        from mptrain.run.resume import resume
+
+        words = overrides if epochs is None else (*overrides, f"train.epochs={epochs}")
+        run, end = self.with_parts(given_parts(model, data, task)), stop_function(stop)
+        trained(
+            lambda sinks: resume(str(self.paths.root), words, sinks, run.given, end),
+            callbacks,
+            model if update_model else None,
+            show=show,
+        )
+        return open_run(self.paths.root).with_parts(run.given)
 
     def plot(self, *names: str, learner: str | None = None) -> Drawing:
         """Return a figure of fields of the steps, one below the other: ``loss`` and ``loss_scale`` by default.
@@ -242,13 +337,21 @@ def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
 
 
 @in_python
-def open_run(run: str | Path) -> Run:
+def open_run(run: str | Path, *, model: Any = None, data: Any = None, task: Any = None) -> Run:
     """Open a run by its directory, its name below ``outputs``, or ``last`` for the run that was started last.
+
+    ``model``, ``data`` and ``task`` are what a Python program gave `mptrain.train` to train it, of which its directory
+    has the names and no code or samples.
 
     Raises:
         StorageError: There is no such run, or it is damaged; its subclass OtherVersion if another version wrote it.
     """
-    return _as_run(run_reader.read_run(find_run(str(run)).root))
+    opened = _as_run(run_reader.read_run(find_run(str(run)).root))
+    if model is data is task is None:
+        return opened  # without torch, which makes and checks parts
+    from mptrain.api.given import given_parts
+
+    return opened.with_parts(given_parts(model, data, task))
 
 
 @in_python
@@ -267,7 +370,7 @@ def runs(root: str | Path = "outputs", *patterns: str, sort: str = "started") ->
 
 
 def _as_run(read: run_reader.Run) -> Run:
-    return Run(*(getattr(read, field.name) for field in fields(read)))
+    return Run.with_parts(read, {})  # type: ignore[arg-type]
 
 
 def _which(best: bool) -> Literal["last", "best"]:

@@ -1,31 +1,41 @@
-"""`mptrain.train`: a training run from Python, as the command line starts it."""
+"""`mptrain.train`: a training run from Python, as the command line starts it, and the resumption of one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptrain.api.given import given_parts
 from mptrain.api.run import Run, in_python, open_run
+from mptrain.api.training import stop_function, trained
 from mptrain.cli.messages import warn
-from mptrain.cli.train import displays
+from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
-from mptrain.run.attempt import RunInfo
+from mptrain.config.synonyms import guess_word
+from mptrain.config.value_checks import show as shown
+from mptrain.engine.options import StopFunction
 from mptrain.run.resume import launch
 from mptrain.runlog.record_writer import Sink
 from mptrain.system.errors import ConfigError, UsageError, instance
-from mptrain.system.process_state import caller_restored
-from mptrain.workloads.base.map_style import MapDataset, torch_parts
 
 
 @in_python
 def train(
     *overrides: str,
+    model: Any = None,
     data: Any = None,
+    task: Any = None,
+    stop: StopFunction | None = None,
     callbacks: Sequence[Sink] = (),
+    update_model: bool = True,
     show: bool = True,
     config_dirs: str | Path | Sequence[str | Path] = (),
     config_name: str = "train",
+    **words: Any,
 ) -> Run:
     """Train a run and return it, as ``mptrain OVERRIDES`` does; an error is raised, and the process never exits.
 
@@ -35,51 +45,56 @@ def train(
 
     Args:
         overrides: ``KEY=VALUE`` or ``GROUP=OPTION``, such as ``model=resnet18`` and ``precision=amp_dynamic``.
+        model: A `torch.nn.Module`, which has the trained weights afterwards; or a class, or a function, that makes one:
+            it gets its keys (``model.width=64``) and facts of the data, such as ``num_classes``, by name. None for the
+            configured ``model``.
         data: Map-style datasets of torch: one to train on, or a tuple or mapping of ``train``, ``val`` and ``test``,
             whose samples are pairs (input, target). None for the configured ``dataset``.
+        task: A class or function that makes a task (`mptrain.workloads.base.task.Task`). None for the configured one.
+        stop: Function that gets the metrics of each validation by name, with ``epoch`` and ``step``. Training ends
+            if it returns True, or the reason as text.
         callbacks: Sinks of the run's records (`mptrain.runlog.record_writer.Sink`): ``take(record)``, ``close()``.
+        update_model: Give a `torch.nn.Module` the trained weights; False leaves it as it was.
         show: Print the run's progress.
         config_dirs: Folder, or folders, with groups and options of your own.
         config_name: Name of another top-level configuration.
+        words: Refused: keys and options are words, as on the command line.
 
     Raises:
-        MptrainError: The configuration is invalid, or the run failed; its directory has the reason.
+        MptrainError: The configuration is invalid, or the run failed; its directory has the reason. A module that is
+            trained then has the weights of the last checkpoint.
     """
-    if odd := [word for word in overrides if not isinstance(word, str)]:
-        raise UsageError(f"an override is {instance(odd[0])}", 'give texts: mptrain.train("model=cnn", "seed=1")')
+    _require_words(overrides, words)
     folders = [config_dirs] if isinstance(config_dirs, str | Path) else config_dirs
-    if data is not None:
-        if odd := [word for word in overrides if word.lstrip("+~").startswith(("dataset=", "dataset._target_"))]:
-            raise UsageError(f"{odd[0]} has no effect beside data=", "leave one of them out")
+    given = given_parts(model, data, task)
+    for group in given:
+        if odd := [word for word in overrides if word.lstrip("+~").startswith((f"{group}=", f"{group}._target_="))]:
+            raise UsageError(f"{odd[0]} has no effect beside {_ARGUMENTS[group]}=", "leave one of them out")
+    if "dataset" in given:
         overrides = ("dataset=from_python", *overrides)
-    config = compose(overrides, config_dirs=[str(folder) for folder in folders], config_name=config_name)
+    config = compose(overrides, config_dirs=[str(folder) for folder in folders], config_name=config_name, given=given)
     if (config.distributed.procs or 1) > 1:
         raise ConfigError(
             f"distributed.procs={config.distributed.procs}: from Python a run has one process",
             "start it with the command line, or with torchrun",
         )
-    if not isinstance(callbacks, Sequence) or not all(map(_is_sink, callbacks)):
-        raise UsageError("callbacks is no list of sinks", "give a list of objects with take(record) and close()")
-    dataset = None if data is None else _dataset(data, config.dataset.arguments.get("workers", 0))
+    config = replace(config, stop=stop_function(stop))
     if show:
         warn(config.warnings)
-
-    def sinks(info: RunInfo) -> Sequence[Sink]:
-        return [*(displays(info) if show else ()), *callbacks]
-
-    with caller_restored():
-        outcome = launch(config, sinks, dataset)
-    return open_run(outcome.root)
+    module = model if update_model else None
+    root = trained(functools.partial(launch, config), callbacks, module, show=show)
+    return open_run(root).with_parts(given)
 
 
-def _is_sink(sink: Any) -> bool:
-    return not isinstance(sink, type) and all(callable(getattr(sink, name, None)) for name in ("take", "close"))
+#: Arguments of `train` by the group that they stand for.
+_ARGUMENTS = {"model": "model", "dataset": "data", "task": "task"}
 
 
-def _dataset(data: Any, workers: int) -> MapDataset:
-    if not (parts := torch_parts(data)):
-        raise UsageError(
-            f"data is {type(data).__name__}: no map-style dataset to train on",
-            "give a torch.utils.data.Dataset, or a tuple or mapping of train, val and test",
-        )
-    return MapDataset("from_python", parts, workers)
+def _require_words(overrides: Sequence[Any], words: Mapping[str, Any]) -> None:
+    if odd := [word for word in overrides if not isinstance(word, str)]:
+        raise UsageError(f"an override is {instance(odd[0])}", 'give texts: mptrain.train("model=cnn", "seed=1")')
+    if words:
+        catalogue = Catalogue([configs_folder()])
+        meant = [guess_word(name, shown(value), catalogue) or f"KEY={shown(value)}" for name, value in words.items()]
+        what = f"mptrain.train has no argument {', '.join(words)}"
+        raise UsageError(what, f"keys and options are words: mptrain.train({', '.join(map(json.dumps, meant))})")

@@ -67,6 +67,11 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
         ConfigError: The target is not allowed or cannot be imported; the hint says how to allow it.
     """
     path = MOVED.get(path, path)
+    if path.startswith("__main__.") or "<" in path:  # no file of a package has it
+        raise ConfigError(
+            f"{path} is in a Python program, which alone has it",
+            "call mptrain.open_run(RUN, model=...) there, and then resume(), evaluate(), predict() or export()",
+        )
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(

@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -27,7 +28,7 @@ from mptrain.config.section_checks import (
     read_learners,
     warnings_about,
 )
-from mptrain.config.targets import Target, parameters
+from mptrain.config.targets import Given, Target, parameters
 from mptrain.config.value_checks import HEADER, UNRESOLVED, check_field, check_section, fields_of, first_line, show
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.masking import masked
@@ -45,6 +46,7 @@ def assemble(
     catalogue: Catalogue,
     overrides: tuple[str, ...],
     fetch: Mapping[str, Sequence[str]],
+    given: Mapping[str, Given] = MappingProxyType({}),
 ) -> Config:
     """Apply the overrides of a command line to merged YAML files, check everything and return the configuration.
 
@@ -56,17 +58,18 @@ def assemble(
         overrides: The command line as it was written.
         fetch: Maps group to the arguments of its target that may download
             files (see `mptrain.config.compose.download_arguments`).
+        given: Maps group to what a Python program gives in place of its target.
     """
     problems = list(words.problems)
     filed = _target_paths(node)
-    _apply_values(node, words, catalogue, problems)
+    _apply_values(node, words, catalogue, problems, tuple(_keys_of_given(given)))
     replaced = {group: path for group, path in _target_paths(node).items() if path != filed.get(group)}
     tree = cast("dict[str, Any]", resolve(node, "", problems))
     # A saved configuration records its chosen options.
     chosen = {**(tree.pop("chosen", None) or {}), **chosen, **replaced}
     general, sections = _read_sections(tree, chosen, catalogue, problems)
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
-    targets = _read_targets(tree, sections["extensions"], problems)
+    targets = _read_targets(tree, sections["extensions"], problems, given)
     for path in sections["extensions"].sinks if sections["extensions"] else ():
         try:
             Target(path, {}, sections["extensions"].allow).resolve()
@@ -175,12 +178,24 @@ def _explained(problem: Problem, chosen: dict[str, str], catalogue: Catalogue) -
     return dataclasses.replace(problem, hint=f"{problem.key}: {about}")
 
 
-def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue, problems: list[Problem]) -> None:
+def _keys_of_given(given: Mapping[str, Given]) -> Iterator[str]:
+    """Yield the keys that what a program has given takes: no YAML file lists them."""
+    for group, part in given.items():
+        yield from (f"{group}.{name}" for name in parameters(part.call)[0])
+
+
+def _apply_values(
+    node: DictConfig,
+    words: ParsedOverrides,
+    catalogue: Catalogue,
+    problems: list[Problem],
+    further: tuple[str, ...] = (),
+) -> None:
     tree = cast("dict[str, Any]", OmegaConf.to_container(node, resolve=False))
     wrong_groups = bool(problems)
     for word in sorted(words.values, key=lambda word: not word.key_or_group.endswith("._target_")):
         key = word.key_or_group
-        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, *_BESIDE)):
+        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, *_BESIDE, *further)):
             # With a wrong option, other files were merged than the user meant, so the key may belong to the right one.
             if not (wrong_groups and catalogue.options_with(key)):
                 problems.append(problem)
@@ -228,7 +243,9 @@ def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
 _LEFT_OUT = {"logger": "mptrain.logger.NoLogger", "diagnostics": "mptrain.engine.histograms.NoProbe"}
 
 
-def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]) -> dict[str, Target]:
+def _read_targets(
+    tree: dict[str, Any], extensions: Any, problems: list[Problem], given: Mapping[str, Given]
+) -> dict[str, Target]:
     allow = extensions.allow if extensions else ()
     targets = {}
     for group in TARGET_GROUPS:
@@ -244,7 +261,8 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
             problems.append(Problem(f"{group} has no _target_", hint))
             continue
         arguments = {key: value for key, value in node.items() if key != "_target_"}
-        targets[group] = Target(node["_target_"], arguments, (*PACKAGES[group], *allow))
+        call = given[group].call if group in given else None
+        targets[group] = Target(node["_target_"], arguments, (*PACKAGES[group], *allow), given=call)
     return targets
 
 

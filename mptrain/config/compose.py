@@ -32,6 +32,7 @@ from mptrain.config.assemble import assemble, wrong_words
 from mptrain.config.catalogue import RECHOSEN, Catalogue, ConfigOption, configs_folder
 from mptrain.config.overrides import ParsedOverrides, parse, read
 from mptrain.config.schema import Config
+from mptrain.config.targets import Given
 from mptrain.config.value_checks import first_line, show
 from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.runlog.directory import refuse_other_version
@@ -179,13 +180,20 @@ COMPOSITION_ERRORS = (
 )
 
 
-def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> Config:
+def compose(
+    overrides: Sequence[str],
+    *,
+    config_dirs: Sequence[Path | str] = (),
+    config_name: str = "train",
+    given: Mapping[str, Given] = MappingProxyType({}),
+) -> Config:
     """Compose and check the configuration of a training command line.
 
     The overrides are ``KEY=VALUE`` in Hydra's grammar, without flags. ``config_dirs`` are folders with further groups
-    and options, searched after mptrain's own. ``config_name`` is the top-level file, without ``.yaml``.
+    and options, searched after mptrain's own. ``config_name`` is the top-level file, without ``.yaml``. ``given`` maps
+    groups to what a Python program gives in place of an option.
     """
-    return Composer(config_dirs, config_name).compose(overrides)
+    return Composer(config_dirs, config_name).compose(overrides, given)
 
 
 def reload_watched(text: str, overrides: Sequence[str] = ()) -> Config:
@@ -213,6 +221,7 @@ def reload(
     *,
     allow: Sequence[str] = (),
     fetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    given: Mapping[str, Given] = MappingProxyType({}),
 ) -> Config:
     """Load the configuration of a finished or interrupted run from its ``config.yaml``, and apply overrides.
 
@@ -224,6 +233,7 @@ def reload(
             unless an override allows them (see `mptrain.config.compose`).
         fetch: Arguments that the user has already allowed to download files, by
             group (see `mptrain.config.compose.allowed_downloads`).
+        given: Maps groups to what a Python program gives in place of the class or function on record.
     """
     try:
         tree = read_yaml(text)
@@ -236,7 +246,7 @@ def reload(
             "the run was trained by a loop that mptrain.watch recorded: it has no configuration and no checkpoints",
             "report, recommend, replay and compare read it; mptrain.diagnose(model, loss_fn, batch) examines a step",
         )
-    return recompose(tree, overrides, allow=allow, fetch=fetch)
+    return recompose(tree, overrides, allow=allow, fetch=fetch, given=given)
 
 
 def recompose(
@@ -245,6 +255,7 @@ def recompose(
     *,
     allow: Sequence[str] = (),
     fetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    given: Mapping[str, Given] = MappingProxyType({}),
 ) -> Config:
     """Apply overrides to a whole configuration (`Config.tree`), as `reload` does to the text of a saved one."""
     node = OmegaConf.create(tree)
@@ -266,9 +277,8 @@ def recompose(
     apply_typed_allow(node, words.values, "the saved configuration", allow)
     if words.groups and not words.problems:
         composer.choose_again(node, [str(word.input_line) for word in words.groups])
-    return assemble(
-        node, {}, words, composer.catalogue, tuple(overrides), fetch or download_arguments(words, ours=False)
-    )
+    fetch = fetch or download_arguments(words, ours=False)
+    return assemble(node, {}, words, composer.catalogue, tuple(overrides), fetch, given)
 
 
 class Composer:
@@ -310,12 +320,15 @@ class Composer:
         changed = max(path.stat().st_mtime_ns for path in folders[0].rglob("*.yaml"))
         self._merged: _Merged = {} if config_dirs else _OURS.setdefault((folders[0], changed, self.name), {})
 
-    def compose(self, overrides: Sequence[str]) -> Config:
-        """Compose and check the configuration of one command line."""
+    def compose(self, overrides: Sequence[str], given: Mapping[str, Given] = MappingProxyType({})) -> Config:
+        """Compose and check the configuration of one command line, with what a Python program gives by group."""
         node, chosen, words = self._read(overrides)
+        for group, part in given.items():
+            if node[group].get("_target_") != part.path:  # none of the keys of the option is meant for it
+                node[group], chosen[group] = {"_target_": part.path}, part.path
         typed = words if self.typed is None else words.among(self.typed)
         fetch = download_arguments(typed, ours=self._chose_data(chosen, typed))
-        config = assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
+        config = assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch, given)
         return dataclasses.replace(config, flags=self._flags)
 
     def require_keys(self, overrides: Sequence[str]) -> None:

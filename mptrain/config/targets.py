@@ -74,6 +74,17 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Given:
+    """Class or function that a Python program gives in place of one that YAML names.
+
+    ``path`` is its dotted name on record. ``call`` is called as a target is: with the keys of its group and with facts.
+    """
+
+    path: str
+    call: Callable[..., Any]
+
+
+@dataclass(frozen=True)
 class Target:
     """A class or function named in YAML (``_target_``) together with its keyword arguments.
 
@@ -87,6 +98,7 @@ class Target:
         instance: Instance that `check` has built, if the callable is a frozen dataclass; else None. For an optimizer
             with torch's interface, its `mptrain.optimizer.torch_rule.TorchRule`.
         options: Keys of the node that are no arguments of the callable, with checked values.
+        given: The class or function itself, if a Python program has given it; None to import it.
     """
 
     path: str
@@ -96,14 +108,15 @@ class Target:
     facts: Mapping[str, str] | None = None
     instance: Any = field(default=None, compare=False, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
+    given: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
     def resolve(self) -> Callable[..., Any]:
-        """Import the class or function and return it.
+        """Return the class or function: the given one, which needs no permission, or else import it.
 
         Raises:
             ConfigError: It is not allowed, not importable, or not a class or function of that package.
         """
-        return resolve(self.path, self.allow)
+        return self.given or resolve(self.path, self.allow)
 
     def build(self, **facts: Any) -> Any:
         """Call the class or function with its arguments, and return the result.

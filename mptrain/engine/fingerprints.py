@@ -1,4 +1,4 @@
-"""Digests (SHA-256) of initial weights, data and labels, which show that runs had the same start and data.
+"""Digests (SHA-256) of initial weights, code, data and labels, which show that runs had the same start and data.
 
 They are computed on the host, from values that exist anyway. Nothing here may change the run.
 """
@@ -6,6 +6,7 @@ They are computed on the host, from values that exist anyway. Nothing here may c
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,11 +29,27 @@ class StartFingerprints:
     """Digest of the initial weights and memory use of a run, taken before its first step.
 
     ``initial_weights`` is that of the FP32 weights, drawn or loaded, in hexadecimal; empty for a resumed run.
-    ``memory`` is in bytes, before the model was built.
+    ``memory`` is in bytes, before the model was built. ``code`` is the digest of a model of the user's own
+    (`digest_of_code`), None for the others.
     """
 
     initial_weights: str = ""
     memory: int = 0
+    code: str | None = None
+
+
+def digest_of_code(model: nn.Module) -> str:
+    """Return the digest of the source of the classes in a model, but for torch's, and of its structure in words.
+
+    It is empty if a class has no readable source, as one that was typed at Python's own prompt.
+    """
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if issubclass(kind, nn.Module)}
+    own = sorted((kind for kind in kinds if kind.__module__.partition(".")[0] != "torch"), key=lambda k: k.__qualname__)
+    try:
+        sources = [inspect.getsource(kind) for kind in own]
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256("\n".join([*sources, repr(model)]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def sample_digests(batch: Batch) -> list[bytes]:

@@ -23,7 +23,7 @@ from mptrain.engine.resources import forget_peak, memory_by_use, memory_peak
 from mptrain.engine.step_log import LearnerLog
 from mptrain.engine.step_runner import StepRunner, capture_on
 from mptrain.engine.telemetry import Telemetry
-from mptrain.engine.validation import Monitor, Validation, early_stop
+from mptrain.engine.validation import Monitor, Validation, early_stop, stopped_by_program
 from mptrain.precision.support import supports, unaligned_share
 from mptrain.precision.upcast import uses_upcast
 from mptrain.system.errors import StorageError
@@ -47,7 +47,7 @@ class Loop:
         self.interrupts = SignalListener()
         self.telemetry = Telemetry(parts, options, storage, self.progress, self.planned, displays)
         self.checkpointing = Checkpointing(parts, options, storage, self.progress, self.telemetry)
-        self._monitor = Monitor(parts, options.train, self.progress, self.telemetry)
+        self._monitor = Monitor(parts, options, self.progress, self.telemetry, self.planned)
         self._validation = Validation(parts, storage.paths.samples, self.progress, self.telemetry, self._monitor)
         self._termination = Termination(
             parts, storage.paths, self.progress, self.planned, self.telemetry, self.checkpointing
@@ -76,7 +76,7 @@ class Loop:
 
     @property
     def _finished(self) -> bool:
-        return self.progress.step >= self.planned or self._batch_sync.late or self._monitor.stopped
+        return self.progress.step >= self.planned or self._batch_sync.late or bool(self._monitor.stopped)
 
     def _time_is_over(self) -> bool:
         minutes = self.options.train.max_minutes
@@ -251,7 +251,8 @@ def summarise(
     """
     record = "test" if "test" in progress.last else "val"
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
-    early = early_stop(parts.task, options.train.early_stopping, progress.early_stopping)
+    early = stopped_by_program(progress, planned)
+    early = early or early_stop(parts.task, options.train.early_stopping, progress.early_stopping)
     return {
         "metric_name": parts.task.metric,
         "higher_is_better": parts.task.higher_is_better if parts.task.metric else None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -129,6 +130,11 @@ class InjectOptions:
     rank: NonNegativeInt | None = None
 
 
+#: Function of a Python program that gets the metrics of a validation by name, with ``epoch`` and ``step``, and returns
+#: whether training is to end: False or None to go on, True, or the reason in words.
+StopFunction: TypeAlias = Callable[[dict[str, float]], bool | str | None]
+
+
 @dataclass(frozen=True)
 class Options:
     """User's options for a run itself, apart from the parts that it is built from."""
@@ -136,3 +142,4 @@ class Options:
     train: TrainOptions
     checkpoint: CheckpointOptions
     log: LogOptions
+    stop: StopFunction | None = None

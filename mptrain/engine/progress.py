@@ -62,6 +62,8 @@ class Progress:
         waited: Part of ``seconds`` spent waiting for data.
         steady_seconds: Part of ``seconds`` after the warm-up of each attempt (`mptrain.engine.resources.WARM_UP`).
         joules: Energy of the device in training steps; None before the first, NaN if not reported.
+        stopped: Reason why the program's function has ended training; empty if it has not. It holds for a plan of
+            ``stopped_plan`` steps: a run that is given more of them goes on.
     """
 
     step: int = 0
@@ -82,6 +84,8 @@ class Progress:
     joules: float | None = None
     samples: int = 0
     terms: int = 0
+    stopped: str = ""
+    stopped_plan: int = 0
     learners: dict[str, LearnerTotals] = field(default_factory=dict)
 
     def begin_epoch(self, completed: int) -> None:

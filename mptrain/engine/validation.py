@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
@@ -16,7 +16,7 @@ from mptrain.system.errors import ConfigError, Problem, did_you_mean
 from mptrain.system.records import EpochRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.options import EarlyStopping, TrainOptions
+    from mptrain.engine.options import EarlyStopping, Options, StopFunction, TrainOptions
     from mptrain.engine.parts import Parts
     from mptrain.engine.progress import Progress
     from mptrain.engine.step import Learner
@@ -35,8 +35,10 @@ def monitored(task: Task, options: EarlyStopping | Plateau) -> tuple[str, bool |
     return name, False if name.split("_")[-1] == "loss" else None
 
 
-def require_monitored(parts: Parts, train: TrainOptions) -> None:
+def require_monitored(parts: Parts, train: TrainOptions, *, stop: bool = False) -> None:
     """Raise ConfigError if there is no validation data, no monitored metric of the name, or no direction for it.
+
+    ``stop`` says that a function of the program is to be asked after each validation.
 
     A metric that only an evaluation can name is looked for in the evaluation of one batch. All ranks must call this.
     """
@@ -47,13 +49,14 @@ def require_monitored(parts: Parts, train: TrainOptions) -> None:
     ]
     if train.early_stopping is not None:
         asked.insert(0, ("train.early_stopping", train.early_stopping))
-    if asked and "val" not in parts.loaders:
+    keys = [*(["stop="] if stop else []), *(key for key, _ in asked)]
+    if keys and "val" not in parts.loaders:
         hint = (
             "choose data with a validation split (dataset.val_share=0.1 holds out samples of image_folder and others), "
             "or another schedule and train.early_stopping=null"
         )
         what = f"needs validation data, and {parts.dataset.name} has none"
-        raise ConfigError([Problem(f"{key} {what}", hint) for key, _ in asked])
+        raise ConfigError([Problem(f"{key} {what}", hint) for key in keys])
     problems = []
     metrics: dict[str, float] = {}
     for key, options in asked:
@@ -89,28 +92,57 @@ def early_stop(task: Task, options: EarlyStopping | None, state: EarlyStoppingSt
     return f"{state.metric} did not improve{delta} for {span}; {best}"
 
 
+def stopped_by_program(progress: Progress, planned: int) -> str:
+    """Return why the program's function has ended a run of so many planned steps; empty if it has not."""
+    return progress.stopped if progress.stopped_plan == planned else ""
+
+
+def _answer(stop: StopFunction, metrics: dict[str, float]) -> str:
+    try:
+        answer: Any = stop(metrics)
+        if answer is None or isinstance(answer, str):
+            return answer or ""
+        return "stop= returned True" if bool(answer) else ""  # also of NumPy and torch
+    except Exception as error:
+        raise ConfigError(
+            f"stop= failed after epoch {metrics['epoch']}: {type(error).__name__}: {error}",
+            f"it gets {', '.join(metrics)} by name, and returns True, the reason as text, or None to go on",
+        ) from error
+
+
 class Monitor:
     """Observer of validation metrics that ends training early and reduces learning rates, as configured."""
 
-    def __init__(self, parts: Parts, train: TrainOptions, progress: Progress, telemetry: Telemetry) -> None:
-        self._parts, self._options = parts, train.early_stopping
-        self._progress, self._telemetry = progress, telemetry
+    def __init__(self, parts: Parts, options: Options, progress: Progress, telemetry: Telemetry, planned: int) -> None:
+        self._parts, self._options, self._stop = parts, options.train.early_stopping, options.stop
+        self._progress, self._telemetry, self._planned = progress, telemetry, planned
 
     @property
-    def stopped(self) -> bool:
-        """True if training ends early."""
-        return bool(early_stop(self._parts.task, self._options, self._progress.early_stopping))
+    def stopped(self) -> str:
+        """Reason why training ends early; empty if it goes on."""
+        why = stopped_by_program(self._progress, self._planned)
+        return why or early_stop(self._parts.task, self._options, self._progress.early_stopping)
 
     def after_validation(self, epoch: int) -> None:
         """Update all states after an epoch's validation. All ranks must call this and use the metrics of rank 0."""
         learners = [learner for learner in self._parts.learners if learner.reduction]
-        if self._options is None and not learners:
+        if self._options is None and not learners and self._stop is None:
             return
         metrics = self._parts.comm.broadcast_object(self._progress.last["val"])
         for learner in learners:
             self._reduce(learner, metrics)
         if self._options is not None:
             self._watch(self._options, metrics, epoch)
+        if self._stop is not None:
+            self._ask(self._stop, metrics, epoch)
+
+    def _ask(self, stop: StopFunction, metrics: Mapping[str, float], epoch: int) -> None:
+        """Let rank 0's function of the program decide for all ranks; ConfigError if it fails or gives no answer."""
+        progress, comm = self._progress, self._parts.comm
+        why = _answer(stop, {**metrics, "epoch": epoch, "step": progress.step}) if comm.is_rank_zero else ""
+        if why := comm.broadcast_object(why):
+            progress.stopped, progress.stopped_plan = why, self._planned
+            self._telemetry.event("stopped_early", why=why)
 
     def _reduce(self, learner: Learner, metrics: Mapping[str, float]) -> None:
         assert learner.reduction is not None

@@ -215,7 +215,9 @@ def _record_start(attempt: Attempt, loop: Loop, storage: Storage, *, forgive: bo
     """Restore the checkpoint, record how the attempt begins, and return its notes with those on restoring."""
     notes, warnings, step, parts = attempt.notes, attempt.warnings, attempt.from_step, attempt.parts
     if attempt.loaded is None:
-        events: list[tuple[str, dict[str, Any]]] = [("start", {"initial_weights": parts.origin.initial_weights})]
+        code = {} if parts.origin.code is None else {"model_code": parts.origin.code}
+        start: dict[str, Any] = {"initial_weights": parts.origin.initial_weights, **code}
+        events: list[tuple[str, dict[str, Any]]] = [("start", start)]
         events += [("note", {"message": sentence}) for sentence in notes]
         events += [("warning", {"message": sentence}) for sentence in warnings]
         lost = {learner.name: learner.weights.lost_at_start() for learner in parts.learners}

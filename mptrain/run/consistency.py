@@ -14,12 +14,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mptrain.config.allowed_targets import NOT_OF_USERS
 from mptrain.config.compose import allowed_packages, compose, reload, search_path
 from mptrain.config.config_diff import ABSENT, config_digest, describe_change, diff
 from mptrain.config.schema import Config
+from mptrain.config.targets import Given
 from mptrain.config.value_checks import show
 from mptrain.config.yaml_files import read_yaml
 from mptrain.engine.fingerprints import data_order
@@ -143,8 +145,10 @@ def _code_of_user() -> dict[str, tuple[str, str]]:
 Change = tuple[str, Any, Any]
 
 
-def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
-    """Load the configuration of a run from its ``config.yaml``, with overrides applied.
+def reload_config(
+    directory: RunDirectory, overrides: Sequence[str], given: Mapping[str, Given] = MappingProxyType({})
+) -> Config:
+    """Load the configuration of a run from its ``config.yaml``, with overrides, and what a program gives, applied.
 
     Raises:
         ConfigError: The configuration or an override is invalid.
@@ -152,7 +156,7 @@ def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
     """
     written = written_config(directory)
     try:
-        return reload(written, overrides)
+        return reload(written, overrides, given=given)
     except ConfigError as error:
         warning = ""
         with contextlib.suppress(StorageError, ConfigError):  # then the original error is the best message

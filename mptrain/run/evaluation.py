@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
+from mptrain.config.targets import Given
 from mptrain.engine.checkpointing import load_weights, require_same_labels, require_same_schema
 from mptrain.engine.evaluate import evaluate, measuring
 from mptrain.engine.parts import Parts
@@ -25,6 +27,7 @@ from mptrain.run.build.parts import build
 from mptrain.run.build.workload import build_dataset
 from mptrain.run.consistency import changed_evaluation_data, trained_on
 from mptrain.run.network_export import ExportedNetwork, export_network
+from mptrain.run.new_inputs import open_new_inputs
 from mptrain.runlog.atomic_files import storage_errors, write_together
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.directory import find_run, require_target
@@ -35,6 +38,7 @@ from mptrain.system.process_state import settings_restored
 from mptrain.system.records import EvalRecord
 from mptrain.system.words import elided, number
 from mptrain.workloads.base.dataset import Dataset
+from mptrain.workloads.base.datasets.from_python import PATH as FROM_PYTHON
 
 #: Mistakes that are kept, and the width and height in pixels of a picture of one.
 MOST, _SIDE, _LINE = 24, 112, 14
@@ -154,7 +158,7 @@ def _grid(samples: list[Tensor], mistakes: list[Mistake]) -> bytes:
 _SHARES = ("dataset.val_share", "dataset.val_samples", "dataset.test_share")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Result of evaluating a checkpoint of a run on its validation and test data.
 
@@ -174,29 +178,49 @@ class Evaluation:
     notes: tuple[str, ...]
     by_class: ByClass | None = None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name on the last split: the test data, where there are any."""
+        return dict(self.records[-1].metrics)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.root}, step {self.step:,}", *self.notes]
+        for record in self.records:
+            metrics = (f"{name} {number(value)}" for name, value in record.metrics.items())
+            lines.append(f"{record.split}, {record.samples:,} samples: {', '.join(metrics)}")
+        return "\n".join(lines)
+
 
 @settings_restored()
 def evaluate_run(
-    run: str, overrides: Sequence[str], which: str, *, average: bool, by_classes: bool = False
+    run: str,
+    overrides: Sequence[str],
+    which: str,
+    *,
+    average: bool,
+    by_classes: bool = False,
+    given: Mapping[str, Given] = MappingProxyType({}),
+    dataset: Dataset | None = None,
 ) -> Evaluation:
     """Evaluate a checkpoint of a run, ``last`` or ``best``, on the validation and test splits of its data.
 
     ``run`` is the run directory, or ``last`` for the run that was started last. Overrides change the run's
     configuration, such as ``device=cpu`` or ``precision.eval=fp32``. ``average`` evaluates the average of the weights
-    if there is one, and ``by_classes`` also measures the answers of a classifier by class, on the last split.
+    if there is one, and ``by_classes`` also measures the answers of a classifier by class, on the last split. A Python
+    program gives parts by group (``given``), and a ``dataset`` to evaluate on in place of the run's.
 
     Raises:
         MptrainError: There is no usable checkpoint, or data or device are missing.
     """
     directory = find_run(run)
     text = directory.read_config()
-    config = reload(text, overrides)
+    config = reload(text, overrides, given=given)
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     loaded = store.load(cast('Literal["last", "best"]', which))
     keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
     elsewhere = "dataset.root" in keys and keys.isdisjoint(_SHARES)
     labels = tuple(read_object(directory.paths.data).get("labels", ()))
-    parts = built(config, loaded, build_dataset(config, labels) if elsewhere else None)
+    parts = built(config, loaded, dataset or (build_dataset(config, labels) if elsewhere else None))
     progress = loaded.state["progress"]
     splits = [name for name in ("val", "test") if name in parts.loaders]
     if not splits:
@@ -278,6 +302,7 @@ def export_run(
     form: Form | None = None,
     output: Path | None = None,
     trusted: Sequence[str] = (),
+    given: Mapping[str, Given] = MappingProxyType({}),
 ) -> Export:
     """Write the weights of a checkpoint to a file, or the network with its weights.
 
@@ -291,6 +316,7 @@ def export_run(
             network: the run is built with its data, and the file is checked before it is written (`export_network`).
         output: Target file, replaced if it exists. None writes to a file in the run's ``export`` folder.
         trusted: Overrides of ``extensions.allow``, which name the packages that the configuration may call.
+        given: What a Python program gives in place of what the configuration names, by group.
 
     Raises:
         UsageError: There is no such form, or the name of the file ends in that of another one.
@@ -305,7 +331,7 @@ def export_run(
         for target in (output, output.with_name(f"{output.name}.json"), beside(output)):
             require_target(target, directory.paths.export)
     text = directory.read_config()
-    config = reload(text, trusted)
+    config = reload(text, trusted, given=given)
     config = replace(config, overrides=tuple(directory.read_overrides()))
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     require_same_schema(loaded.state)
@@ -323,7 +349,9 @@ def export_run(
     card = read_object(directory.paths.data, missing_ok=True)
     network = None
     if form == "onnx" or form == "torch_export":
-        parts = built(reload(text, [*trusted, "precision=fp32", "device=cpu"]), loaded)
+        own = config.dataset.path == FROM_PYTHON and config.dataset.given is None
+        inputs = open_new_inputs(directory.paths.data) if own else None  # of their shape: the samples are not there
+        parts = built(reload(text, [*trusted, "precision=fp32", "device=cpu"], given=given), loaded, inputs)
         facts: dict[str, Any] = {name: card[name] for name in ("labels", "preparation") if name in card}
         network = export_network(parts, trained if averaged else {}, dtype, form, facts)
         content = network.content

@@ -6,77 +6,25 @@ import contextlib
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
 
 from mptrain.config.compose import reload
-from mptrain.config.targets import DATA_FACTS, parameters
+from mptrain.config.targets import Given, parameters
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.parts import Parts
 from mptrain.run.evaluation import built
+from mptrain.run.new_inputs import open_new_inputs
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
-from mptrain.runlog.strict_json import read_object
 from mptrain.system.device import capabilities
-from mptrain.system.errors import ConfigError, DataError, UsageError
+from mptrain.system.errors import UsageError
 from mptrain.system.process_state import settings_restored
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.task import Task
-from mptrain.workloads.detection.detection_images import NewScenes
-from mptrain.workloads.enhancement.photo_dataset import NewPhotos
-from mptrain.workloads.images.datasets.image_folder import NewPictures
-from mptrain.workloads.language.language_dataset import NewPrompts
-from mptrain.workloads.speech.speech_dataset import NewRecordings
-from mptrain.workloads.text.labelled_dataset import NewTexts
-from mptrain.workloads.translation.pair_dataset import NewSentences
-
-#: Readers by the attribute ``inputs`` of data sets.
-KINDS: dict[str, type[NewInputs]] = {
-    "pictures": NewPictures,
-    "scenes": NewScenes,
-    "photos": NewPhotos,
-    "texts": NewTexts,
-    "sentences": NewSentences,
-    "prompts": NewPrompts,
-    "recordings": NewRecordings,
-}
-
-
-def open_new_inputs(file: Path) -> NewInputs:
-    """Return the reader of new inputs that the ``data.json`` of a run describes.
-
-    Raises:
-        DataError: It describes none, because the data set has no such reader or the file is damaged.
-        StorageError: It cannot be read.
-    """
-    card = read_object(file)
-    kind = card.get("inputs")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise DataError(
-            f"{file} does not say how new inputs are read: its data set is {card.get('name', 'unknown')}",
-            "data sets of pictures, texts and recordings that come with mptrain do, in runs whose end names predict; "
-            "from Python Run.model() takes tensors",
-        )
-    try:
-        return KINDS[kind](card, _facts(card))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError) as error:
-        raise DataError(
-            f"{file} is damaged: {type(error).__name__}: {error}", "restore it from a copy, or train again"
-        ) from error
-
-
-def saved_facts(file: Path) -> dict[str, Any]:
-    """Return the facts of the data in the ``data.json`` of a run, such as the number of classes, by name."""
-    return _facts(read_object(file))
-
-
-def _facts(card: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: card[name] for name in DATA_FACTS if name in card}
-
 
 #: Inputs that are known at a time, so that endless ones need no memory.
 _AT_A_TIME = 4096
@@ -157,6 +105,7 @@ def predictor(
     *,
     average: bool = True,
     writing: Mapping[str, float] = MappingProxyType({}),
+    given: Mapping[str, Given] = MappingProxyType({}),
 ) -> Iterator[Predictor]:
     """Load the network of a run for predictions, and restore torch's settings afterwards.
 
@@ -166,6 +115,7 @@ def predictor(
         which: Checkpoint.
         average: Whether to take the average of the weights if there is one.
         writing: Arguments of a task that writes text: ``length``, ``temperature`` and ``seed``.
+        given: What a Python program gives in place of what the configuration names, by group.
 
     Raises:
         UsageError: The task has nothing to predict, or an override is about the data.
@@ -174,7 +124,7 @@ def predictor(
     if odd := [word for word in overrides if word.lstrip("+~").startswith("dataset")]:
         raise UsageError(f"{odd[0]} has no effect on predictions: data.json says how inputs are read", "leave it out")
     directory = find_run(run)
-    config = reload(directory.read_config(), overrides)
+    config = reload(directory.read_config(), overrides, given=given)
     if getattr(config.task.resolve(), "predict", Task.predict) is Task.predict:
         raise UsageError(
             f"task={config.chosen.get('task', config.task.path)} predicts nothing from new inputs",

@@ -6,17 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from mptrain.config.catalogue import RECHOSEN
 from mptrain.config.compose import command_with, is_allow_override
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
+from mptrain.config.targets import Given
 from mptrain.config.value_checks import show
 from mptrain.engine.checkpointing import require_fit, require_same_schema
-from mptrain.engine.options import Options
+from mptrain.engine.options import Options, StopFunction
 from mptrain.engine.parts import Parts
-from mptrain.engine.progress import EarlyStoppingState
-from mptrain.engine.validation import early_stop
+from mptrain.engine.progress import EarlyStoppingState, Progress
+from mptrain.engine.validation import early_stop, stopped_by_program
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, run_before_restart, torchrun_command
@@ -54,23 +56,29 @@ from mptrain.system.errors import (
     StorageError,
 )
 from mptrain.system.process_state import settings_restored
-from mptrain.workloads.base.dataset import Dataset
 
 
 @settings_restored()
-def resume(run: str, overrides: Sequence[str], show: Show) -> RunOutcome:
+def resume(
+    run: str,
+    overrides: Sequence[str],
+    show: Show,
+    given: Mapping[str, Given] = MappingProxyType({}),
+    stop: StopFunction | None = None,
+) -> RunOutcome:
     """Resume training a run from its last intact checkpoint, and return its outcome when it is finished.
 
     ``run`` is the run directory, or ``last`` for the run that was started last. Overrides change the configuration from
-    here on and are written to the run's ``config.yaml``. ``show`` is that of `launch`.
+    here on and are written to the run's ``config.yaml``. ``show`` is that of `launch`. A Python program gives parts by
+    group (``given``), and a function to ``stop``.
 
     Raises:
         MptrainError: The run cannot be resumed, or failed.
     """
     directory = find_run(run)
     written = directory.read_config()
-    config = reload_config(directory, overrides)
-    config = replace(config, overrides=_all_overrides(directory.read_overrides(), overrides))
+    config = reload_config(directory, overrides, given)
+    config = replace(config, overrides=_all_overrides(directory.read_overrides(), overrides), stop=stop)
     by_key = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
     check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
@@ -175,13 +183,11 @@ def continue_run(
     comm: Communicator,
     overrides: Mapping[str, str] | None = None,
     before: str | None = None,
-    dataset: Dataset | None = None,
 ) -> RunOutcome:
     """Train an existing run on as rank 0, and return its outcome; at once if it is done and nothing has changed.
 
     ``overrides`` has the overrides by key with which the user resumes it; None if a run of this name happened to exist.
     ``before`` is the text on record that ``config`` was made from, before the lock was held; None if it was not.
-    ``dataset`` takes the place of the configured one.
     """
     with directory.lock():
         written = directory.paths.config.exists()
@@ -203,7 +209,7 @@ def continue_run(
         remember_run(str(directory.root))
         with comm.together():
             micro_batches = min_micro_batches(config, loaded)
-            built = build(config, weights=loaded is None, comm=comm, micro_batches=micro_batches, dataset=dataset)
+            built = build(config, weights=loaded is None, comm=comm, micro_batches=micro_batches)
             require_same_ranks(config, comm)
         return train_run(resumption.attempt(built, loaded, warnings), show)
 
@@ -245,6 +251,9 @@ def _require_work(
             f"{directory.root} stopped early: {why}; there is nothing left to do",
             f"set train.early_stopping=null, or train.early_stopping.patience={2 * state.bad}",
         )
+    if done and (why := stopped_by_program(Progress.from_state(loaded.state["progress"]), planned)):
+        more = f"set train.epochs={2 * config.train.epochs}"
+        raise ConfigError(f"{directory.root} stopped early: {why}; there is nothing left to do", more)
     if done and minutes is not None and trained >= minutes:
         raise ConfigError(
             f"{directory.root} has trained for {trained:.3g} minutes, and train.max_minutes={minutes:g} ends it there: "
@@ -269,12 +278,11 @@ def _require_never_saved(directory: RunDirectory, state: RunState | None) -> Non
 
 
 @settings_restored()
-def launch(config: Config, show: Show, dataset: Dataset | None = None) -> RunOutcome:
+def launch(config: Config, show: Show) -> RunOutcome:
     """Train a configuration: start a new run, or resume the existing run of its name if ``run.resume`` allows it.
 
     With several ranks, it starts the other processes, or joins those of torchrun. It returns when training is finished.
-    ``show`` is called when training is about to begin and returns the sinks that display the run's records. ``dataset``
-    takes the place of the configured one, in a single process.
+    ``show`` is called when training is about to begin and returns the sinks that display the run's records.
 
     Raises:
         MptrainError: The run failed; its directory, if there is one, has the reason.
@@ -282,10 +290,10 @@ def launch(config: Config, show: Show, dataset: Dataset | None = None) -> RunOut
     check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
         require_same_ranks(config, comm)
-        return _launch(config, show, comm, dataset) if comm.is_rank_zero else follow(config, comm)
+        return _launch(config, show, comm) if comm.is_rank_zero else follow(config, comm)
 
 
-def _launch(config: Config, show: Show, comm: Communicator, dataset: Dataset | None) -> RunOutcome:
+def _launch(config: Config, show: Show, comm: Communicator) -> RunOutcome:
     if before := run_before_restart():
         return continue_run(_restarted_run(before), config, show, comm)
     root, name = Path(config.run.root), config.run.name
@@ -299,13 +307,14 @@ def _launch(config: Config, show: Show, comm: Communicator, dataset: Dataset | N
             f"run directory {existing.root} exists", "continue it with run.resume=auto, or choose another run.name"
         )
     if existing is not None:
-        return continue_run(existing, config, show, comm, dataset=dataset)
+        return continue_run(existing, config, show, comm)
     require_support(config.precision, device_of(config.device, comm))  # before anything is written or loaded
     require_logger(config)
-    label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
+    chosen = [config.chosen.get(group, "custom") for group in ("model", "dataset", "precision")]
+    label = "-".join(name.rpartition(".")[2].strip("<>") for name in chosen)  # some are the paths of classes
     comm.broadcast_object(StartState())
     with comm.together():
-        built = build(config, comm=comm, dataset=dataset)
+        built = build(config, comm=comm)
         require_same_ranks(config, comm)  # again: building has imported more code
     directory = create_run(root, label, name)
     remember_run(str(directory.root))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from mptrain.config.allowed_targets import PACKAGES, is_allowed
 from mptrain.config.learner_checks import build_schedule, schedule_notes
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target
@@ -19,7 +20,7 @@ from mptrain.config.value_checks import first_line, show
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.checkpointing import require_same_schema
 from mptrain.engine.fault_injection import Injection
-from mptrain.engine.fingerprints import StartFingerprints, digest_of_weights
+from mptrain.engine.fingerprints import StartFingerprints, digest_of_code, digest_of_weights
 from mptrain.engine.options import Options
 from mptrain.engine.parts import Parts
 from mptrain.engine.resources import keep_freed_memory, memory_in_use
@@ -213,11 +214,13 @@ class DrawnModel:
 
     Attributes:
         digest: Digest of the initial weights; empty if a checkpoint replaces them.
+        code: Digest of a model of the user's own; None for others.
         notes: Sentences for the user about loaded weights; ``warnings`` are those that doubt them.
     """
 
     model: nn.Module
     digest: str
+    code: str | None
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -256,6 +259,8 @@ def draw_model(config: Config, dataset: Dataset, comm: Communicator, *, load: bo
     # A model may make parameters in half precision, and the digest, equal in all precision modes, covers dtypes.
     model.float()
     digest = digest_of_weights(model) if load else ""
+    own = config.model.given is not None or not is_allowed(config.model.path, PACKAGES["model"])
+    code = digest_of_code(model) if own else None
     require_same_weights(digest, comm)
     if config.distributed.sync_batchnorm and comm.world_size > 1:
         model = convert_sync_batchnorm(model, comm)
@@ -263,7 +268,7 @@ def draw_model(config: Config, dataset: Dataset, comm: Communicator, *, load: bo
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.sparse = False  # sums, norms and updates are of dense gradients, which have the same values
-    return DrawnModel(model, digest, notes, doubts)
+    return DrawnModel(model, digest, code, notes, doubts)
 
 
 def place_model(config: Config, drawn: DrawnModel, device: torch.device, comm: Communicator) -> PlacedModel:
@@ -401,7 +406,7 @@ def build(
         plan=plan,
         memory_format=placed.memory_format,
         loaders=loaders,
-        origin=StartFingerprints(drawn.digest, memory_before),
+        origin=StartFingerprints(drawn.digest, memory_before, drawn.code),
         probe=config.diagnostics.build(),
         fault=fault,
         notes=(
@@ -419,7 +424,7 @@ def build(
     _require_compatible(config, parts, trains=trains)
     # Again: the construction of the model drew as many numbers as its layers needed.
     seed_everything(config.seed)
-    return parts, Options(config.train, config.checkpoint, config.log)
+    return parts, Options(config.train, config.checkpoint, config.log, config.stop)
 
 
 def _prepare_process(config: Config, comm: Communicator) -> torch.device:
@@ -509,7 +514,7 @@ def _require_compatible(config: Config, parts: Parts, *, trains: bool) -> None:
     refuse_hooks_in_compiled(config, parts)
     refuse_single_samples(config, parts, trains=trains)
     if trains:
-        require_monitored(parts, config.train)
+        require_monitored(parts, config.train, stop=config.stop is not None)
 
 
 def build_loaders(

@@ -56,6 +56,7 @@ def check_fairness(
         *_configurations(arms, reference, claimed),
         *_changed_on_the_way(arms),
         *_copies(arms),
+        *_codes(arms, claimed),
         *_digests("descriptions of the data (data.json)", lambda run: _known(run.data_card), arms, reference, data),
         *_samples(arms, reference, data),
         *_digests("initial weights", lambda run: _known(run.initial_weights), arms, reference, weights),
@@ -143,6 +144,20 @@ def _copies(arms: Sequence[Arm]) -> Found:
             if len(seeds) > 1:
                 what = f"{of_seeds(seeds)} of {arm.name} have equal initial weights, samples and metrics"
                 yield Objection(what, True, "the seed changes nothing of these runs: they are one, without a spread")
+
+
+def _codes(arms: Sequence[Arm], claimed: Sequence[str]) -> Found:
+    """Object to runs of models of the user's own whose code differs, or may differ."""
+    codes = {run.model_code for arm in arms for run in arm.runs if run.model_code is not None}
+    if "" in codes:
+        yield Objection(
+            "it is not known whether the code of the model is the same: a class has no readable source", False
+        )
+    elif len(codes) > 1:
+        what = "the code of the model, or its structure, is not the same in all runs"
+        yield Objection(what, not is_below("model", claimed), "train them again with one model")
+    elif codes:
+        yield "the code of the model is the same in all runs"
 
 
 def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:

@@ -167,6 +167,7 @@ class RunMeasures:
         versions: Versions of python, torch, mptrain and CUDA.
         facts: Facts about model and device, such as the number of parameters; see `mptrain.engine.telemetry`.
         initial_weights: Digest of the FP32 initial weights.
+        model_code: Digest of the code of a model of the user's own; None for other models.
         data: Epoch to (digest of the order of the samples, digest of the first batch).
         attempts: Host, start and end (UTC) of each attempt that was not killed.
         changes: Changes of the configuration on resume: ``KEY was A, now B``.
@@ -223,6 +224,7 @@ class RunMeasures:
     zero_gradients: float | None = None
     lost_updates: float | None = None
     memory_by_use: dict[str, int] = field(default_factory=dict)
+    model_code: Annotated[str | None, _ON_DISK] = None
     course: Annotated[tuple[CurvePoint, ...], _ON_DISK] = ()
     losses: tuple[float, float] = (math.nan, math.nan)
 

@@ -214,6 +214,7 @@ class _Events:
     samples: dict[str, int] = field(default_factory=dict)
     overflows: dict[str, int] = field(default_factory=dict)
     initial_weights: str = ""
+    model_code: str | None = None
     data: dict[int, tuple[str, str]] = field(default_factory=dict)
     evaluated: dict[str, str] = field(default_factory=dict)
 
@@ -289,6 +290,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
         versions=dict(run.state.versions),
         facts=dict(summary.get("facts") or {}),
         initial_weights=seen.initial_weights,
+        model_code=seen.model_code,
         data=seen.data,
         evaluated=seen.evaluated,
         attempts=tuple(
@@ -350,7 +352,7 @@ def _take(seen: _Events, event: dict[str, Any]) -> None:
     elif kind == "overflow":
         seen.overflows[event["phase"]] = seen.overflows.get(event["phase"], 0) + 1
     elif kind == "start":
-        seen.initial_weights = event.get("initial_weights", "")
+        seen.initial_weights, seen.model_code = event.get("initial_weights", ""), event.get("model_code")
     elif kind == "data_order":
         seen.data[event["epoch"]] = (event["order"], event["first_batch"])
 

@@ -1,0 +1,111 @@
+"""What a Python program gives a run in place of what YAML names: models, data and tasks, and a module to train."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mptrain.config.targets import Given
+from mptrain.system.errors import ConfigError, UsageError, instance
+from mptrain.workloads.base.datasets.from_python import PATH, given_from_python
+from mptrain.workloads.base.map_style import MapDataset, torch_parts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def given_parts(model: Any = None, data: Any = None, task: Any = None) -> dict[str, Given]:
+    """Return what a program gives by group of the configuration; None is left out.
+
+    Args:
+        model: A `torch.nn.Module`, of which each run trains a copy; or a class or function that makes one.
+        data: Map-style datasets of torch, or tensors; see `mptrain.workloads.base.map_style.torch_parts`.
+        task: A class or function that makes a task.
+
+    Raises:
+        UsageError: One of them is of another kind.
+    """
+    given = {} if model is None else {"model": _model(model)}
+    given |= {} if data is None else {"dataset": given_data(data)}
+    return given | ({} if task is None else {"task": _callable("task", task)})
+
+
+def _model(model: Any) -> Given:
+    from torch import nn
+
+    if isinstance(model, dict):
+        hint = "give the network, and load the state dict into it first; or write model.weights=FILE"
+        raise UsageError("model is a state dict" if model else "model is an empty dict", hint)
+    if not isinstance(model, nn.Module):
+        return _callable("model", model)
+    return Given(_path(type(model)), lambda: _copy(model))
+
+
+def _callable(name: str, part: Any) -> Given:
+    if isinstance(part, str):
+        raise UsageError(
+            f"{name}={part!r} is a text", f'an option of mptrain is a word: mptrain.train("{name}={part}")'
+        )
+    if not callable(part):
+        kinds = "a torch.nn.Module, or a class or function" if name == "model" else "a class or function"
+        raise UsageError(f"{name} is {instance(part)}", f"give {kinds} that makes one")
+    return Given(_path(part), part)
+
+
+def _path(part: Any) -> str:
+    """Return the dotted name of a class or function; of a partial one, that of what it calls."""
+    while isinstance(part, functools.partial):
+        part = part.func
+    if not hasattr(part, "__qualname__"):
+        part = type(part)
+    return f"{part.__module__}.{part.__qualname__}"
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model).cpu()
+    except Exception as error:  # modules may keep anything
+        raise ConfigError(
+            f"model is {instance(model)} that cannot be copied: {type(error).__name__}: {error}",
+            "give its class, or a function that makes it",
+        ) from error
+
+
+def given_data(data: Any) -> Given:
+    """Return the data set of a program's datasets or tensors; raise UsageError if there is none to train on."""
+    if not (parts := torch_parts(data)):
+        raise UsageError(
+            f"data is {type(data).__name__}: no map-style dataset to train on",
+            "give a torch.utils.data.Dataset, or a tuple or mapping of train, val and test",
+        )
+
+    @functools.wraps(given_from_python)
+    def make(workers: int = 0) -> MapDataset:
+        return MapDataset("from_python", parts, workers)
+
+    return Given(PATH, make)
+
+
+def data_of_run(data: Any) -> MapDataset:
+    """Return data to evaluate a run on: ``val`` and ``test`` of several parts, or a single one as ``test``."""
+    parts = torch_parts({"train": data.get("test"), **data} if isinstance(data, Mapping) else data)
+    if not parts:
+        given_data(data)  # raises, and says what is wrong
+    held_out = {name: part for name, part in parts.items() if name != "train"} or {"test": parts["train"]}
+    return MapDataset("from_python", {"train": next(iter(held_out.values())), **held_out}, 0)
+
+
+def put_weights(module: nn.Module, root: Path) -> int | None:
+    """Give a module the weights of a run's last checkpoint, in its own dtypes; return their step, None without one."""
+    from mptrain.engine.weights_io import load_matching, plain_weights
+    from mptrain.runlog.checkpoints import CheckpointStore
+    from mptrain.runlog.directory import open_run
+
+    loaded = CheckpointStore(open_run(root).paths.checkpoints, keep=1).load_latest()
+    if loaded is None:
+        return None
+    load_matching(module, plain_weights(loaded.state, average=True), str(root))
+    return loaded.manifest.step
