@@ -66,10 +66,11 @@ def train(
     """
     _require_words(overrides, words)
     folders = [config_dirs] if isinstance(config_dirs, str | Path) else config_dirs
+    for group, argument, part in (("model", "model", model), ("dataset", "data", data), ("task", "task", task)):
+        starts = (f"{group}=", f"{group}._target_=")
+        if part is not None and (odd := [word for word in overrides if word.lstrip("+~").startswith(starts)]):
+            raise UsageError(f"{odd[0]} has no effect beside {argument}=", "leave one of them out")
     given = given_parts(model, data, task)
-    for group in given:
-        if odd := [word for word in overrides if word.lstrip("+~").startswith((f"{group}=", f"{group}._target_="))]:
-            raise UsageError(f"{odd[0]} has no effect beside {_ARGUMENTS[group]}=", "leave one of them out")
     if "dataset" in given:
         overrides = ("dataset=from_python", *overrides)
     config = compose(overrides, config_dirs=[str(folder) for folder in folders], config_name=config_name, given=given)
@@ -84,10 +85,6 @@ def train(
     module = model if update_model else None
     root = trained(functools.partial(launch, config), callbacks, module, show=show)
     return open_run(root).with_parts(given)
-
-
-#: Arguments of `train` by the group that they stand for.
-_ARGUMENTS = {"model": "model", "dataset": "data", "task": "task"}
 
 
 def _require_words(overrides: Sequence[Any], words: Mapping[str, Any]) -> None:

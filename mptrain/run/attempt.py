@@ -17,6 +17,7 @@ from mptrain.engine.options import Options
 from mptrain.engine.parts import Parts
 from mptrain.engine.telemetry import NoStorage, Storage
 from mptrain.parallel.communicator import Communicator
+from mptrain.parallel.torchrun import RankLost
 from mptrain.precision.support import Support, require_support
 from mptrain.run.build.parts import build
 from mptrain.run.consistency import Change, changed_training_data, digests_of, require_same_ranks, trained_on
@@ -167,6 +168,8 @@ def train_run(attempt: Attempt, show: Show) -> RunOutcome:
         _close(writer, sinks)
         reason = f"stopped early: {summary['stopped_early']}" if summary["stopped_early"] else ""
         directory.write_state(state.end("done", reason, EXIT_OK, loop.progress.step))
+        with contextlib.suppress(RankLost):  # the run is done, whatever happens to another rank
+            parts.comm.all_reduce_ints([0])
         return RunOutcome(directory.root, summary)
     except BaseException as error:
         for sink in (*sinks, writer):
@@ -263,6 +266,7 @@ def follow(config: Config, comm: Communicator) -> RunOutcome:
         raise
     summary = loop.run()
     loop.require_success()
+    comm.all_reduce_ints([0])  # rank 0 has written the run, which a program may read on this rank
     return RunOutcome(root, summary)
 
 

@@ -1,0 +1,261 @@
+"""Models, data and tasks that a Python program gives: the same bits as from YAML, trained in place, opened again."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mptrain
+from mptrain.system.errors import ConfigError, DataError, NumericsError, Preempted, UsageError
+from mptrain.workloads.classification.task import Classify
+from tests.api.test_train import NAMED, Callback, state
+from tests.small_runs import TINY, run_in_process
+
+SOURCE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, in_channels, width=4):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images):
+        return self.head(self.drop(self.norm(self.conv(images)).relu().mean((2, 3))))
+"""
+WORDS = tuple(word for word in TINY if not word.startswith("model="))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    """The class of a module that lies in the folder, as a program imports it."""
+    (tmp_path / "my_given_net.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_given_net", raising=False)
+    import my_given_net  # type: ignore[import-not-found]
+
+    yield my_given_net.Net
+    del sys.modules["my_given_net"]
+
+
+def losses(run):
+    return [step.loss for step in run.steps()]
+
+
+def test_a_class_trains_as_yaml_that_names_it(net, tmp_path):
+    words = (*WORDS, "precision=fp16_dynamic", "threads=1")
+    run = mptrain.train(*words, "run.name=given", "model.width=8", model=net, show=False)
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own/model/mine.yaml").write_text("_target_: my_given_net.Net\nwidth: 8\n")
+    flags = ("--config-dir", "own", "model=mine", "extensions.allow=[my_given_net]")
+    done = run_in_process(*flags, *words, "run.name=yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert losses(run) == losses(mptrain.open_run("yaml"))
+    again = run_in_process("eval", "given", "extensions.allow=[my_given_net]", cwd=tmp_path)  # its class has a file
+    assert again.returncode == 0, again.stderr
+    function = mptrain.train(*words, "run.name=function", model=functools.partial(net, width=8), show=False)
+    assert losses(function) == losses(run)
+
+
+@pytest.mark.parametrize("update", [True, False])
+def test_a_module_has_the_trained_weights_afterwards_or_is_untouched(net, update):
+    torch.manual_seed(3)
+    model = net(10, 1).eval().to(torch.float64)
+    model.norm.train()
+    model.conv.bias.requires_grad_(False)
+    before, first = state(), copy.deepcopy(model)
+    run = mptrain.train(*WORDS, model=model, update_model=update, show=False)
+    assert state() == before
+    trained = run.model().double()
+    for (name, own), theirs in zip(model.state_dict().items(), trained.state_dict().values(), strict=True):
+        assert own.dtype == first.state_dict()[name].dtype
+        assert torch.equal(own, theirs if update else first.state_dict()[name]), name
+    assert torch.equal(model.conv.bias, first.conv.bias)
+    assert not torch.equal(trained.head.weight, first.head.weight)
+    flags = [(module.training, [p.requires_grad for p in module.parameters()]) for module in (model, first)]
+    assert flags[0] == flags[1]
+    assert [module.training for module in model.modules()] == [module.training for module in first.modules()]
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_module_after_an_error_is_as_at_the_last_checkpoint_and_the_same_call_goes_on(net):
+    whole = mptrain.train(*WORDS, "run.name=whole", model=(model := net(10, 1)), update_model=False, show=False)
+    first = copy.deepcopy(model)
+    words = (*WORDS, "run.name=cut", "checkpoint.every_steps=4")
+    stop = Callback(6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Preempted) as raised:
+        mptrain.train(*words, model=model, callbacks=[stop], show=False)
+    step = mptrain.open_run("cut").state.attempts[-1].to_step
+    assert raised.value.hint.endswith(f"the model is as after step {step}, its last checkpoint")
+    assert not torch.equal(model.head.weight, first.head.weight)
+    saved = mptrain.open_run("cut", model=net).model()
+    assert torch.equal(model.head.weight, saved.head.weight)
+    run = mptrain.train(*words, "run.resume=auto", model=model, show=False)
+    assert losses(run) == losses(whole)
+    assert torch.equal(model.head.weight, run.model().head.weight)
+    model = copy.deepcopy(first)
+    with pytest.raises(NumericsError) as failed:
+        mptrain.train(*WORDS, "run.name=bad", "precision=fp32", "optimizer.lr=1e30", model=model, show=False)
+    saved = mptrain.open_run("bad").paths.checkpoints
+    assert failed.value.hint.endswith("its last checkpoint" if any(saved.glob("*.json")) else "the model is as it was")
+
+
+def test_a_run_is_opened_again_with_what_only_the_program_has(tmp_path):
+    class Local(nn.Module):
+        def __init__(self, num_classes):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+        def forward(self, x):
+            return self.layers(x)
+
+    run = mptrain.train(*WORDS, "train.epochs=1", "run.name=local", model=Local, show=False)
+    assert run.given["model"].call is Local
+    opened = mptrain.open_run("local")
+    for ask in (opened.model, opened.evaluate, lambda: opened.export("net.onnx"), lambda: opened.resume(epochs=2)):
+        with pytest.raises(ConfigError, match="is in a Python program, which alone has it") as refused:
+            ask()
+        assert "mptrain.open_run(RUN, model=...)" in refused.value.problems[0].hint
+    done = run_in_process("resume", "local", "train.epochs=2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is in a Python program" in done.stderr
+    opened = mptrain.open_run("local", model=Local)
+    assert opened.evaluate().metrics == run.evaluate().metrics
+    assert opened.evaluate("precision.eval=fp32", by_class=True).by_class.split == "test"
+    longer = opened.resume(epochs=2, show=False)
+    assert longer.state.attempts[-1].to_step == 12
+    assert longer.given["model"].call is Local
+
+
+def batch(count, seed):
+    draws = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 3, 8, 8, generator=draws)
+    return inputs, (inputs.mean((1, 2, 3)) > 0).long()
+
+
+def test_a_run_on_data_of_the_program_is_evaluated_and_trained_on(tmp_path):
+    data = {"train": batch(96, 0), "val": batch(32, 1), "test": batch(32, 2)}
+    words = ("model=cnn", "train.batch_size=16", "train.epochs=1", "threads=1")
+    run = mptrain.train(*words, "run.name=own", data=data, show=False)
+    assert run.evaluate().metrics == run.summary["test"]
+    other = run.evaluate(batch(64, 5))
+    assert [(record.split, record.samples) for record in other.records] == [("test", 64)]
+    assert "test, 64 samples: loss" in repr(other)
+    assert "96 of 96 test samples were trained on" in run.evaluate(batch(96, 0)).notes
+    opened = mptrain.open_run("own")
+    assert opened.evaluate(data).metrics == run.summary["test"]
+    with pytest.raises(DataError, match="the data are in a Python program") as refused:
+        opened.evaluate()
+    assert "mptrain.open_run(RUN, data=...)" in refused.value.hint
+    longer = opened.resume(epochs=2, data=data, show=False)
+    at_once = mptrain.train(*words, "run.name=two", data=data, show=False).resume(epochs=2, show=False)
+    assert losses(longer) == losses(at_once)
+
+
+def test_a_task_may_be_given():
+    class Doubled(Classify):
+        def loss(self, model, batch):
+            return 2 * super().loss(model, batch)
+
+    words = (*TINY, "precision=fp32", "train.epochs=1")
+    run, other = mptrain.train(*words, task=Doubled, show=False), mptrain.train(*words, show=False)
+    assert losses(run)[0] == 2 * losses(other)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "error", "said"),
+    [
+        (("model=cnn",), {"model": nn.Linear}, UsageError, "model=cnn has no effect beside model="),
+        (("dataset=digits",), {"data": batch(4, 0)}, UsageError, "dataset=digits has no effect beside data="),
+        ((), {"model": "cnn"}, UsageError, "model='cnn' is a text"),
+        ((), {"model": 3}, UsageError, "model is an int"),
+        ((), {"model": nn.Linear(2, 2).state_dict()}, UsageError, "model is a state dict"),
+        (("model.width=2",), {"model": nn.Linear(2, 2)}, ConfigError, "unknown key 'model.width'"),
+        ((), {"model": nn.Linear}, ConfigError, "model.in_features is required by torch.nn.modules.linear.Linear"),
+        ((), {"model": lambda: 3}, ConfigError, "returned an int, not a torch.nn.Module"),
+        ((), {"stop": 3}, UsageError, "stop is an int"),
+        ((), {"epochs": 3, "lr": 0.1}, UsageError, "mptrain.train has no argument epochs, lr"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_trained(words, more, error, said, tmp_path):
+    before = state()
+    with pytest.raises(error, match=said):
+        mptrain.train(*words, **more, show=False)
+    assert state() == before
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_words_for_arguments_are_told():
+    with pytest.raises(UsageError) as refused:
+        mptrain.train(epochs=3, lr=0.1, batch_size=8)
+    assert 'mptrain.train("train.epochs=3", "optimizer.lr=0.1", "train.batch_size=8")' in refused.value.hint
+
+
+def test_a_module_that_cannot_be_copied_is_named():
+    model = nn.Linear(2, 2)
+    model.cache = (torch.ones(2, requires_grad=True) * 2,)  # no leaf: torch copies none
+    with pytest.raises(ConfigError, match="model is a Linear that cannot be copied"):
+        mptrain.train(model=model, show=False)
+
+
+class TestStop:
+    """A function of the program ends training after a validation: on record, and the same when the run is resumed."""
+
+    def test_it_gets_metrics_and_its_reason_is_on_record(self, capsys):
+        seen = []
+
+        def stop(metrics):
+            seen.append(metrics)
+            return f"enough after epoch {metrics['epoch']}" if metrics["epoch"] == 2 else None
+
+        run = mptrain.train(*NAMED, stop=stop)
+        assert [(each["epoch"], each["step"]) for each in seen] == [(1, 6), (2, 12)]
+        assert set(seen[0]) >= {"loss", "top1"}
+        assert run.summary["stopped_early"] == "enough after epoch 2"
+        assert run.state.attempts[-1].to_step == 12
+        assert [e["why"] for e in run.events() if e["event"] == "stopped_early"] == ["enough after epoch 2"]
+        assert run.state.reason == "stopped early: enough after epoch 2"
+        with pytest.raises(ConfigError, match="stopped early: enough after epoch 2; there is nothing left to do"):
+            run.resume("train.clip_norm=1", show=False)
+        assert run.resume(epochs=4, show=False).state.attempts[-1].to_step == 24  # asked for more, without a stop
+
+    def test_a_run_that_was_cut_stops_at_the_same_step(self):
+        def stop(metrics):
+            return metrics["epoch"] == 2
+
+        whole = mptrain.train(*NAMED, stop=stop, show=False)
+        cut = Callback(9, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(Preempted):
+            mptrain.train(*NAMED, "run.name=cut", stop=stop, callbacks=[cut], show=False)
+        run = mptrain.open_run("cut").resume(stop=stop, show=False)
+        assert losses(run) == losses(whole)
+        assert run.summary["stopped_early"] == whole.summary["stopped_early"] == "stop= returned True"
+
+    @pytest.mark.parametrize("answer", [False, None, "", np.bool_(False), torch.tensor(False)])
+    def test_answers_that_go_on(self, answer):
+        run = mptrain.train(*NAMED, "train.epochs=1", stop=lambda metrics: answer, show=False)
+        assert run.summary["stopped_early"] is None
+
+    def test_a_function_that_fails_and_missing_validation_data(self):
+        with pytest.raises(ConfigError, match=r"stop= failed after epoch 1: KeyError: 'accuracy'") as refused:
+            mptrain.train(*NAMED, stop=lambda metrics: metrics["accuracy"] > 1, show=False)
+        assert "it gets loss, top1" in refused.value.problems[0].hint
+        words = ("model=cnn", "train.epochs=1", "run.name=none")
+        with pytest.raises(ConfigError, match="stop= needs validation data"):
+            mptrain.train(*words, data=batch(32, 0), stop=lambda metrics: True, show=False)
