@@ -83,8 +83,10 @@ class UNet(nn.Module):
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
-    layers = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+    layers: list[nn.Module] = []
+    for wide in (inputs, outputs):
+        layers += [nn.Conv2d(wide, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 class Segment(OneNetworkTask):

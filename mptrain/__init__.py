@@ -3,7 +3,8 @@
 `mptrain.train` starts a run from Python; `mptrain.open_run` and `mptrain.runs` read runs, and give their networks and
 predictions; `mptrain.compare` judges runs, or those of any program by their logs. `mptrain.watch` records a training
 loop that somebody else wrote, `mptrain.doctor` and `mptrain.diagnose` examine a step of it, and `mptrain.recommend`
-finds a loss scale for it. `mptrain.optimizer` has wrappers for the optimizer of such a loop.
+finds a loss scale for it. `mptrain.find_lr` finds a learning rate for a run. `mptrain.optimizer` has wrappers for the
+optimizer of such a loop.
 """
 
 # Nothing is imported here: `python -m mptrain` runs this before `__main__` leaves the current folder out of the search.
@@ -12,10 +13,10 @@ __version__ = "0.2.0"
 
 
 def __dir__() -> list[str]:
-    """Return the names for Python programs, for completion."""
+    """Return the names for Python programs, for completion; ``__init__.pyi`` has their types."""
     from mptrain.shelves import FUNCTIONS, MODULES
 
-    return [*globals(), *FUNCTIONS, *MODULES]
+    return [*FUNCTIONS, *MODULES, "__doc__", "__file__", "__name__", "__path__", "__version__"]
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202

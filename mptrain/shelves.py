@@ -25,6 +25,7 @@ FUNCTIONS = {
     "compare": "mptrain.study.compare_function",
     "diagnose": "mptrain.lab.other_loop",
     "doctor": "mptrain.lab.other_loop",
+    "find_lr": "mptrain.lab.range_test",
     "open_run": "mptrain.api.run",
     "recommend": "mptrain.lab.pages.loss_scale_pages",
     "runs": "mptrain.api.run",

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from mptrain.api.run_list import RunList
 from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from mptrain.config.targets import Given
     from mptrain.engine.options import StopFunction
     from mptrain.report.plotting import Drawing
+    from mptrain.report.run_history import Points
     from mptrain.run.evaluation import ByClass, Evaluation
     from mptrain.runlog.record_writer import Sink
     from mptrain.workloads.base.new_inputs import NewInputs
@@ -271,33 +273,61 @@ class Run(run_reader.Run):
         return open_run(self.paths.root).with_parts(run.given)
 
     def plot(self, *names: str, learner: str | None = None) -> Drawing:
-        """Return a figure of fields of the steps, one below the other: ``loss`` and ``loss_scale`` by default.
+        """Return a figure of quantities over the steps, one below the other: ``loss`` and ``loss_scale`` by default.
 
         A notebook shows it; its ``figure`` is matplotlib's, and ``svg`` the text of a file. Skipped steps are marked.
-        ``learner`` is one of several; None for the first.
+
+        Args:
+            names: Fields of the steps, such as ``grad_norm``; metrics of evaluations, such as ``top1`` (all splits),
+                ``val_loss`` and ``test_top1``; and ``train_loss``, the mean over each epoch.
+            learner: One of several, for fields of steps and ``train_loss``; None for the first.
 
         Raises:
-            UsageError: Steps have no such field, or there is no such learner.
-            StorageError: The run has no step.
+            UsageError: There is no such quantity or learner.
+            StorageError: The run has neither steps nor evaluations.
         """
         from mptrain.report.plotting import step_figure
 
-        columns = self.columns("steps")
-        if not columns:
-            raise StorageError(f"{self.paths.root} has no step", "train it first")
-        chosen = learner or columns["learner"][0]
-        rows = [row for row, name in enumerate(columns["learner"]) if name == chosen]
-        known = [name for name, values in columns.items() if isinstance(values[0], int | float)]
-        for name in names:
-            if name not in known:
-                raise UsageError(f"steps have no {name}", suggest(str(name), known, f"they have {', '.join(known)}"))
-        if not rows:
-            learners = dict.fromkeys(columns["learner"])
+        columns, panels = self.columns("steps"), self._measured(learner)
+        learners = dict.fromkeys(columns.get("learner", ()))
+        if learner is not None and columns and learner not in learners:
             raise UsageError(f"steps have no learner {learner}", f"the learners are {', '.join(learners)}")
+        rows = [row for row, name in enumerate(columns.get("learner", ())) if name == (learner or next(iter(learners)))]
+        steps = [float(columns["step"][row]) for row in rows]
+        for name, values in columns.items():
+            if isinstance(values[0], int | float):
+                panels[name] = {"": (steps, [float(values[row]) for row in rows])}
+        if not panels:
+            raise StorageError(f"{self.paths.root} has no step", "train it first")
         wanted = names or ("loss", "loss_scale")
-        series = {name: [float(columns[name][row]) for row in rows] for name in wanted}
-        skipped = [bool(columns["skipped"][row]) for row in rows]
-        return step_figure([columns["step"][row] for row in rows], series, skipped)
+        for name in wanted:
+            if name not in [*panels]:
+                hint = suggest(str(name), panels, f"there are {', '.join(panels)}")
+                raise UsageError(f"steps have no {name}, and evaluations neither", hint)
+        skipped = [columns["step"][row] for row in rows if columns["skipped"][row]]
+        return step_figure({name: panels[name] for name in wanted}, skipped)
+
+    def _measured(self, learner: str | None) -> dict[str, dict[str, Points]]:
+        """Return the points by split of each metric of evaluations, by name with and without the split.
+
+        ``train_loss`` is the mean over each epoch of a learner, by default of the first.
+        """
+        measured: dict[str, dict[str, Points]] = {}
+
+        def add(name: str, split: str, step: int, value: float) -> None:
+            steps, values = measured.setdefault(name, {}).setdefault(split, ([], []))
+            steps.append(float(step))
+            values.append(float(value))
+
+        for epoch in self.epochs():
+            if epoch.learner == (learner := learner or epoch.learner):
+                add("train_loss", "train", epoch.step, epoch.train_loss)
+        for event in self.events():
+            if event["event"] == "evaluation":
+                for name, value in event["metrics"].items():
+                    for shown in (name, f"{event['split']}_{name}"):
+                        add(shown, event["split"], event["step"], value)
+        return measured
 
     def __repr__(self) -> str:
         return f"<mptrain run {self.paths.root}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
@@ -355,18 +385,21 @@ def open_run(run: str | Path, *, model: Any = None, data: Any = None, task: Any 
 
 
 @in_python
-def runs(root: str | Path = "outputs", *patterns: str, sort: str = "started") -> list[Run]:
+def runs(root: str | Path = "outputs", *patterns: str, sort: str = "started") -> RunList[Run]:
     """Return the runs below a folder, as ``mptrain runs`` lists them: the newest first, or the best by a metric.
 
-    ``patterns`` are those of ``--filter``, such as ``precision=fp16*`` and ``status=done``. A damaged run is left out
-    with a warning. StorageError is raised if there is no such folder, UsageError if no run has a key.
+    The list prints as a table, and its ``to_dataframe()`` is one of pandas. ``patterns`` are those of ``--filter``,
+    such as ``precision=fp16*`` and ``status=done``. A damaged run is left out with a warning. StorageError is raised if
+    there is no such folder, UsageError if no run has a key.
     """
     if odd := [pattern for pattern in patterns if not isinstance(pattern, str)]:
         raise UsageError(f"a pattern is {instance(odd[0])}", 'give texts, such as mptrain.runs("outputs", "seed=1")')
     found_runs, notes = find_runs(expanded(root))
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return [_as_run(found_run.run) for found_run in ordered(filtered(found_runs, patterns), sort)]
+    found_runs = ordered(filtered(found_runs, patterns), sort)
+    killed = [found_run.path for found_run in found_runs if found_run.status == "killed"]
+    return RunList((_as_run(found_run.run) for found_run in found_runs), killed, sort)
 
 
 def _as_run(read: run_reader.Run) -> Run:

@@ -21,7 +21,7 @@ from rich.text import Text as RichText
 from mptrain.cli.messages import printable, say, supports_colour, wrapped
 from mptrain.report.page import Block, Bullets, Code, Facts, Section, Table, Text, Tiles, Tone
 from mptrain.system.masking import masker
-from mptrain.system.words import MINUS, TIMES, UNKNOWN
+from mptrain.system.words import KEYBOARD
 
 #: Line width in characters of tables if standard output is not a terminal, and one that is enough for every table.
 _PIPED, _UNLIMITED = 200, 100_000
@@ -29,9 +29,6 @@ _PIPED, _UNLIMITED = 200, 100_000
 #: Escape codes; `mptrain.cli.messages.say` passes no others.
 _CODES: Final = {"good": "32", "warn": "33", "bad": "31", "bold": "1", "dim": "2"}
 _COLOURS: Final[dict[Tone, str]] = {"": "", "good": "green", "warn": "yellow", "bad": "red"}
-
-#: Signs that a keyboard lacks, so that output can be searched and copied.
-_SIGNS: Final = str.maketrans({MINUS: "-", TIMES: "x", UNKNOWN: "-"})
 
 #: Characters from which a cell of a table is broken before a bracket.
 _LONG: Final = 16
@@ -82,7 +79,7 @@ def _lines(block: Block | Section | None) -> list[str]:
 
 
 def _wrapped(text: str, head: str = "", indent: str = "  ") -> list[str]:
-    return wrapped(text.translate(_SIGNS), head, indent=indent)
+    return wrapped(text.translate(KEYBOARD), head, indent=indent)
 
 
 def _styled(lines: Sequence[str], style: str) -> list[str]:
@@ -153,7 +150,7 @@ def _drawn(block: Table, left_out: Sequence[str], gap: int) -> RichTable:
 
 
 def _cell(text: str, mask: Callable[[str], str]) -> str:
-    return printable(text, mask).translate(_SIGNS)
+    return printable(text, mask).translate(KEYBOARD)
 
 
 def _in_lines(text: str) -> str:

@@ -25,7 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mptrain import __version__, shelves
-from mptrain.report.page import Page, Plot
+from mptrain.report.page import Block, Page, Plot
 from mptrain.report.plotting import inlined
 from mptrain.report.run_list import FoundRun, runs_page
 from mptrain.report.run_page import run_page
@@ -67,6 +67,11 @@ def html(page: Page, reload: int = 0) -> str:
         reload=reload,
         version=__version__,
     )
+
+
+def fragment(blocks: Sequence[Block]) -> str:
+    """Render blocks of a report as HTML without a page and its style, for a notebook, no wider than text is read."""
+    return _HTML.get_template("notebook.html.j2").render(blocks=blocks)
 
 
 def _texts(*files: Path) -> str:

@@ -354,23 +354,40 @@ def step_axis(axes: Axes, last: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
 
 
-def step_figure(steps: Sequence[int], series: Mapping[str, Sequence[float]], skipped: Sequence[bool]) -> Drawing:
-    """Return a figure of quantities over the steps of a run, one below the other, with crosses at skipped steps."""
-    with drawing("steps", 1.2 + 1.6 * len(series)) as figure:
-        for axes, (name, values) in zip(figure.panels(len(series)), series.items(), strict=True):
+#: Style of what is measured on a split, and of the mean over an epoch of training.
+_SPLITS: Final[dict[str, dict[str, Any]]] = {
+    split: {"color": colour, "marker": marker, "markersize": 4}
+    for split, colour, marker in (("val", BLUE, "o"), ("test", VERMILLION, "D"), ("train", GREEN, "o"))
+}
+
+
+def step_figure(panels: Mapping[str, Mapping[str, Points]], skipped: Sequence[float]) -> Drawing:
+    """Return a figure of quantities over the steps of a run, one below the other.
+
+    Args:
+        panels: Name of the quantity to its points by split; the name of a split is empty for what each step has.
+        skipped: Skipped steps, which crosses mark below what each step has.
+    """
+    with drawing("steps", 1.2 + 1.6 * len(panels)) as figure:
+        grid = figure.panels(len(panels))
+        for axes, (name, curves) in zip(grid, panels.items(), strict=True):
             scale = name == "loss_scale"
-            shown = [value if math.isfinite(value) else math.nan for value in values]
-            form = "steps-post" if scale else "default"
-            figure.line(axes, name, (list(map(float, steps)), shown), powers=scale, color=SERIES[0], drawstyle=form)
+            for split, (steps, values) in curves.items():
+                finite = [value if math.isfinite(value) else math.nan for value in values]
+                own = {"color": SERIES[0], "drawstyle": "steps-post" if scale else "default"}
+                figure.line(axes, split or name, (steps, finite), powers=scale, **_SPLITS.get(split, own))
             if scale:
                 power_of_two_y_axis(axes)
             else:
-                numeric_y_axis(axes, [value for value in values if math.isfinite(value)], 100.0)
+                every = [value for _, values in curves.values() for value in values if math.isfinite(value)]
+                numeric_y_axis(axes, every, 100.0)
                 axes.set_ylabel(name.replace("_", " "))
-            if any(skipped):
-                failures_at(axes, [step for step, without in zip(steps, skipped, strict=True) if without], 0.03)
-        step_axis(axes, steps[-1])
-        if any(skipped):
+            if skipped and "" in curves:
+                failures_at(axes, skipped, 0.03)
+        step_axis(grid[-1], max(steps[-1] for curves in panels.values() for steps, _ in curves.values()))
+        for split in dict.fromkeys(split for curves in panels.values() for split in curves if split):
+            figure.label(split, **_SPLITS.get(split, {}))
+        if skipped and any("" in curves for curves in panels.values()):
             figure.label("skipped step", **{name: value for name, value in FAILED.items() if name != "clip_on"})
     return figure
 

@@ -374,8 +374,9 @@ def _quantity_plot(name: str, unit: str, curves: Mapping[str, Curve], caption: s
     return Plot(name, f"{caption}{_smoothed(list(shown.values()))}", figure.svg, figure.charts)
 
 
-#: Classes that a figure of the confusion matrix may have, and confusions that are listed.
-_MOST_DRAWN, _MOST_LISTED = 40, 20
+#: Classes that a figure of the confusion matrix names, those that it has counts for, those of a table with the matrix,
+#: and confusions that are listed.
+_MOST_DRAWN, _MOST_COUNTED, _MOST_TABULATED, _MOST_LISTED = 40, 30, 20, 20
 
 Confusion = Sequence[Sequence[int]]
 Mistakes = Sequence[tuple[str, str, str, float, str]]
@@ -395,10 +396,9 @@ def by_class_page(
         mistakes: Name of the sample, true class, class that was said, its probability, and the sample's text, if any.
         png: Pictures of the mistakes; empty for none.
     """
-    total = sum(map(sum, confusion)) + not_finite
-    right = sum(row[index] for index, row in enumerate(confusion))
-    lead = f"{right:,} of {counted(total, 'sample')} of {split} are right ({percent(right / max(1, total), 2)})."
-    lost = f"{counted(not_finite, 'output')} are not finite, and in no class." if not_finite else ""
+    lead, lost = by_class_in_words(split, confusion, not_finite)
+    svg = confusion_figure(names, confusion).svg
+    figure = Plot("confusion", "Samples by true class and the class that the network said.", svg)
     shown = [
         [sample, true, predicted, number(share), elided(text, 120)] for sample, true, predicted, share, text in mistakes
     ]
@@ -408,8 +408,8 @@ def by_class_page(
         status=Cell(""),
         lead=lead,
         sections=(
-            section("Classes", *([Text(lost, "bad")] if lost else []), class_table(names, confusion)),
-            section("Confusions", _matrix(names, confusion), _confused(names, confusion)),
+            section("Classes", *lost, class_table(names, confusion)),
+            section("Confusions", Plots((figure,)), _confused(names, confusion)),
             section(
                 "Most certain mistakes",
                 Picture("by-class-mistakes.png", "The mistakes of which the network was most certain.", png)
@@ -423,6 +423,24 @@ def by_class_page(
             ),
         ),
     )
+
+
+def by_class_in_words(split: str, confusion: Confusion, not_finite: int) -> tuple[str, list[Block]]:
+    """Return how many samples of a split are right, and a block on those without a class; empty if all have one."""
+    total = sum(map(sum, confusion)) + not_finite
+    right = sum(row[index] for index, row in enumerate(confusion))
+    lead = f"{right:,} of {counted(total, 'sample')} of {split} are right ({percent(right / max(1, total), 2)})."
+    return lead, [Text(f"{counted(not_finite, 'output')} are not finite, so in no class.", "bad")] if not_finite else []
+
+
+def confusion_blocks(split: str, names: Sequence[str], confusion: Confusion, not_finite: int) -> list[Block]:
+    """Return a confusion matrix as a table; of more than 20 classes, the most frequent confusions."""
+    lead, lost = by_class_in_words(split, confusion, not_finite)
+    if len(names) > _MOST_TABULATED:
+        return [Text(lead), *lost, _confused(names, confusion)]
+    short = [elided(name, 12) for name in names]
+    rows = [[elided(name, 22), *map(str, row)] for name, row in zip(names, confusion, strict=True)]
+    return [Text(lead), *lost, table((r"is \ said", *short), rows, range(1, len(names) + 1))]
 
 
 def class_table(names: Sequence[str], confusion: Confusion) -> Block:
@@ -456,32 +474,29 @@ def _confused(names: Sequence[str], confusion: Confusion) -> Block:
     return table(("is", "said", "samples"), rows, (2,), note)
 
 
-def _matrix(names: Sequence[str], confusion: Confusion) -> Block | None:
-    """Return the confusion matrix as a figure, each row as shares of its class; None for too many classes."""
-    if len(names) > _MOST_DRAWN:
-        return None
-    side = max(2.6, 0.24 * len(names) + 1.2)
-    with plotting.drawing("confusion", side) as figure:
+def confusion_figure(names: Sequence[str], confusion: Confusion, title: str = "") -> Drawing:
+    """Return the confusion matrix as a figure, each row as shares of its class, with counts for up to 30 classes.
+
+    Of more than 40 classes, every second one is named, or every third, and so on.
+    """
+    count, every = len(names), -(-len(names) // _MOST_DRAWN)
+    side = 0.36 * min(count, _MOST_DRAWN) + 1.2
+    with plotting.drawing("confusion", side + 0.6) as figure:
+        figure.figure.set_figwidth(max(plotting.WIDTH, side))
         (axes,) = figure.panels()
         shares = [[count / max(1, sum(row)) for count in row] for row in confusion]
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axes.grid(visible=False)
-        for true, row in enumerate(confusion):
-            for predicted, count in enumerate(row):
-                if count and len(names) <= 20:
-                    dark = shares[true][predicted] > 0.5
-                    axes.text(
-                        predicted,
-                        true,
-                        f"{count:,}",
-                        ha="center",
-                        va="center",
-                        color="white" if dark else "black",
-                        size=8,
-                    )
+        for true, row in enumerate(confusion if count <= _MOST_COUNTED else ()):
+            for predicted, samples in enumerate(row):
+                colour = "white" if shares[true][predicted] > 0.5 else "black"
+                text = f"{samples / 1000:.0f}k" if samples >= 10_000 else f"{samples:,}" if samples else ""
+                axes.text(predicted, true, text, color=colour, ha="center", va="center", size=8)
         plotting.category_y_axis(axes, names)
-        plotting.ticks_at(axes.xaxis, range(len(names)), lambda tick: elided(names[int(tick)], 12))
+        plotting.ticks_at(axes.yaxis, range(0, count, every), lambda tick: elided(names[int(tick)], 22))
+        plotting.ticks_at(axes.xaxis, range(0, count, every), lambda tick: elided(names[int(tick)], 12))
         axes.tick_params(axis="x", rotation=90 if max(map(len, names)) > 3 else 0, length=0)
+        figure.figure.suptitle(title, x=0.02, ha="left", size=9.5)
         axes.set_xlabel("the network said")
         axes.set_ylabel("true class")
-    return Plots((Plot("confusion", "Samples by true class and the class that the network said.", figure.svg),))
+    return figure

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
@@ -23,6 +24,8 @@ from mptrain.engine.evaluate import evaluate, measuring
 from mptrain.engine.parts import Parts
 from mptrain.engine.weights_io import has_averages, in_dtype, is_weight, plain_weights, weights_file
 from mptrain.precision.apply import count_out_of_range, describe_clamped
+from mptrain.report.notebook import Shown, dataframe
+from mptrain.report.page import Block, Text
 from mptrain.run.build.parts import build
 from mptrain.run.build.workload import build_dataset
 from mptrain.run.consistency import changed_evaluation_data, trained_on
@@ -40,6 +43,9 @@ from mptrain.system.words import elided, number
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.datasets.from_python import PATH as FROM_PYTHON
 
+if TYPE_CHECKING:
+    from mptrain.report.plotting import Drawing
+
 #: Mistakes that are kept, and the width and height in pixels of a picture of one.
 MOST, _SIDE, _LINE = 24, 112, 14
 
@@ -55,9 +61,9 @@ class Mistake:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class ByClass:
-    """Answers of a classifier by class.
+@dataclass(frozen=True, repr=False)
+class ByClass(Shown):
+    """Answers of a classifier by class, which Python and notebooks show as their confusion matrix.
 
     Attributes:
         split: Name of the split.
@@ -75,6 +81,33 @@ class ByClass:
     not_finite: int
     mistakes: tuple[Mistake, ...]
     pictures: bytes
+
+    @property
+    def matrix(self) -> tuple[tuple[int, ...], ...]:
+        """The confusion matrix: rows are true classes, and columns the classes that the network said."""
+        return self.confusion
+
+    @override
+    def blocks(self) -> Sequence[Block]:
+        from mptrain.report.run_page import confusion_blocks
+
+        return confusion_blocks(self.split, self.class_names, self.confusion, self.not_finite)
+
+    def to_dataframe(self) -> Any:
+        """Return the confusion matrix as a `pandas.DataFrame`: rows are true classes, columns those that were said.
+
+        Raises:
+            EnvironmentRefused: pandas is not installed.
+        """
+        frame = dataframe(self.confusion, index=self.class_names, columns=self.class_names)
+        return frame.rename_axis(index="is", columns="said")
+
+    def plot(self) -> Drawing:
+        """Return the confusion matrix as a figure, which a notebook shows: shares of each true class, and counts."""
+        from mptrain.report.run_page import confusion_figure
+
+        title = "\n".join(block.text for block in self.blocks() if isinstance(block, Text))
+        return confusion_figure(self.class_names, self.confusion, title)
 
 
 def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:

@@ -141,8 +141,9 @@ def path_of_descriptor(descriptor: int) -> Path | None:
 def load_extra(module: str, extra: str, purpose: str) -> Any:
     """Import a module of an optional library, and return it; raise EnvironmentRefused if that is impossible.
 
-    ``extra`` is the extra of mptrain that installs it, as in ``pip install 'mptrain[detection]'``. ``purpose`` is the
-    feature that needs it, as the beginning of a sentence: ``task=detect``.
+    ``extra`` is the extra of mptrain that installs it, as in ``pip install 'mptrain[detection]'``; empty for one that
+    is installed by its own name. ``purpose`` is the feature that needs it, as the beginning of a sentence:
+    ``task=detect``.
     """
     package = module.partition(".")[0]
     try:
@@ -151,10 +152,10 @@ def load_extra(module: str, extra: str, purpose: str) -> Any:
         what = f"the package {package}, which is not installed"
         if error.name is None or error.name.partition(".")[0] != package:
             what = f"{package}, which needs {error.name}"
-        raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra)) from error
+        raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra, package)) from error
     except (ImportError, OSError) as error:  # e.g. an incompatible C library
         what = f"{package}, which cannot be imported: {error}"
-        raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra)) from error
+        raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra, package)) from error
 
 
 def require_extra(module: str, extra: str, purpose: str) -> None:
@@ -166,5 +167,5 @@ def require_extra(module: str, extra: str, purpose: str) -> None:
         raise EnvironmentRefused(f"{purpose} needs the package {module}, which is not installed", _command(extra))
 
 
-def _command(extra: str) -> str:
-    return f"pip install 'mptrain[{extra}]'"
+def _command(extra: str, package: str = "") -> str:
+    return f"pip install 'mptrain[{extra}]'" if extra else f"pip install {package}"

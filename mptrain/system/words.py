@@ -11,6 +11,9 @@ TIMES: Final = "\u00d7"
 #: Shown in place of a missing number.
 UNKNOWN: Final = "\u2013"
 
+#: Signs that a keyboard lacks, for `str.translate` of text that is searched and copied.
+KEYBOARD: Final = str.maketrans({MINUS: "-", TIMES: "x", UNKNOWN: "-"})
+
 
 def plain(text: object, *, lines: bool = False) -> str:
     r"""Return untrusted text (``str`` of any object) without characters that could control a terminal or a page.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import re
 import subprocess
@@ -17,7 +18,8 @@ import mptrain
 from mptrain import shelves
 from mptrain.engine.weights_io import read_weights
 from mptrain.run.evaluation import export_run
-from mptrain.system.errors import DataError, UsageError
+from mptrain.system.errors import DataError, StorageError, UsageError
+from tests.report.folders import make_run
 from tests.small_runs import TINY, environment, run_in_process
 
 
@@ -81,12 +83,54 @@ def test_runs_are_listed_shown_and_plotted():
     assert len(figure.figure.axes) == 3
     assert "loss scale" in figure._repr_svg_()
     for name in ("los", "main", "learner", ["loss"]):
-        with pytest.raises(UsageError, match="steps have no "):
+        with pytest.raises(UsageError, match=r"steps have no .*, and evaluations neither"):
             found[0].plot(name)
     with pytest.raises(UsageError, match="steps have no learner loss"):
         found[0].plot(learner="loss")
     with pytest.raises(UsageError, match="a pattern is a list"):
         mptrain.runs("outputs", ["seed=1"])
+
+
+def test_metrics_of_evaluations_are_plotted_by_split():
+    run = mptrain.open_run("fp32-0")
+    figure = run.plot("top1", "val_loss", "test_top1", "train_loss", "loss")
+    measured = [event for event in run.events() if event["event"] == "evaluation"]
+    val = [(event["step"], event["metrics"]["top1"]) for event in measured if event["split"] == "val"]
+    both, val_loss, test, train, loss = figure.charts
+    assert [(curve.name, len(curve.x)) for curve in both.series] == [("val", 3), ("test", 1)]
+    assert list(zip(both.series[0].x, both.series[0].y, strict=True)) == val
+    assert [curve.name for curve in val_loss.series] == ["val"]
+    assert test.series[0].y == both.series[1].y == (run.summary["metric"],)
+    assert list(train.series[0].y) == [epoch.train_loss for epoch in run.epochs()]
+    assert len(loss.series[0].x) == 18
+    assert ">val<" in figure.svg
+    for name, near in (("topp1", "top1"), ("vall_loss", "val_loss"), ("grad_nrom", "grad_norm")):
+        with pytest.raises(UsageError) as refused:
+            run.plot(name)
+        assert refused.value.hint == f"did you mean {near}?"
+    with pytest.raises(UsageError) as refused:
+        run.plot("zzz")
+    assert {"train_loss", "val_top1", "loss_scale"} <= {*re.split(r"[ ,]+", refused.value.hint)}
+
+
+def test_evaluations_alone_are_plotted_and_a_run_without_records_has_nothing_to_plot(tmp_path):
+    make_run(tmp_path / "a", steps=0, metric=0.5)
+    (chart,) = mptrain.open_run(tmp_path / "a").plot("top1").charts
+    assert [curve.name for curve in chart.series] == ["test"]
+    with pytest.raises(UsageError, match="steps have no loss_scale, and evaluations neither"):
+        mptrain.open_run(tmp_path / "a").plot("loss_scale")
+    make_run(tmp_path / "b", steps=0, status="failed")
+    with pytest.raises(StorageError, match="has no step"):
+        mptrain.open_run(tmp_path / "b").plot()
+
+
+def test_completion_offers_the_names_for_programs_and_their_signatures():
+    names = [name for name in dir(mptrain) if not name.startswith("__")]
+    assert names == sorted({*shelves.FUNCTIONS, *shelves.MODULES})
+    for name in dir(mptrain):
+        getattr(mptrain, name)
+    assert next(iter(inspect.signature(mptrain.train).parameters)) == "overrides"
+    assert "data" in inspect.signature(mptrain.train).parameters
 
 
 def test_runs_are_compared():

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from mptrain.report.run_page import by_class_page, class_table
-from mptrain.run.evaluation import evaluate_run
+from mptrain.run.evaluation import ByClass, evaluate_run
 from mptrain.system.errors import UsageError
 from mptrain.system.words import UNKNOWN
 from tests.small_runs import TINY, run_in_process
@@ -36,6 +36,10 @@ def test_the_confusion_matrix_has_every_sample_and_the_accuracy(tmp_path):
     assert all(one.true != one.predicted for one in found.by_class.mistakes)
     with Image.open(io.BytesIO(found.by_class.pictures)) as picture:
         assert picture.size == (960, 462)
+    lead, _, *rows = repr(found.by_class).splitlines()
+    assert lead == f"{confusion.trace()} of 397 samples of test are right ({100 * confusion.trace() / 397:.2f} %)."
+    assert [[int(cell) for cell in row.split()[1:]] for row in rows] == confusion.tolist()
+    assert found.by_class.matrix == found.by_class.confusion
 
 
 @pytest.mark.long
@@ -101,3 +105,33 @@ def test_figures_of_classes_are_those_of_their_definitions():
     page = by_class_page("run", "test", names, [[0, 2], [0, 3]], 1, [("x", names[0], names[1], 0.9, "")], b"")
     assert page.lead == "3 of 6 samples of test are right (50.00 %)."
     assert len(page.plots()) == 1
+
+
+def answers(count):
+    rows = tuple(tuple(10 * (at == to) + (to == at + 1) for to in range(count)) for at in range(count))
+    return ByClass("val", tuple(f"<class {at}>" for at in range(count)), rows, 2, (), b"")
+
+
+def test_a_confusion_matrix_is_a_table_and_of_many_classes_the_most_frequent_confusions():
+    few, many = answers(20), answers(21)
+    lead, lost, _, *rows = repr(few).splitlines()
+    assert lead == "200 of 221 samples of val are right (90.50 %)."
+    assert lost == "2 outputs are not finite, so in no class."
+    assert len(rows) == 20
+    assert '<td class="">&lt;class 0&gt;</td>' in few._repr_html_()
+    assert repr(many).splitlines()[2].split() == ["is", "said", "samples"]
+    assert repr(many).splitlines()[3].split() == ["<class", "0>", "<class", "1>", "1"]
+    pytest.importorskip("pandas")
+    table = few.to_dataframe()
+    assert (table.loc["<class 0>", "<class 1>"], table.loc["<class 1>", "<class 0>"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "counts", "named"), [(3, 9, 3), (30, 900, 30), pytest.param(41, 0, 21, marks=pytest.mark.long)]
+)
+def test_a_figure_has_counts_for_up_to_30_classes_and_names_at_most_40(count, counts, named):
+    figure = answers(count).plot()
+    (axes,) = figure.figure.axes
+    assert len(axes.texts) == counts
+    assert len(axes.get_xticks()) == len(axes.get_yticks()) == named
+    assert "2 outputs are not finite" in figure._repr_svg_()

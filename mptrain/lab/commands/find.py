@@ -18,6 +18,7 @@ from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.step import train_step
 from mptrain.lab.doctor.check import first_batch
 from mptrain.lab.pages.rate_range import range_test_page, read_range_test, result_blocks
+from mptrain.lab.range_test import range_test_words
 from mptrain.precision.policy import FP32
 from mptrain.report.html_and_markdown import write_page
 from mptrain.run.resume import launch
@@ -35,16 +36,6 @@ if TYPE_CHECKING:
     from mptrain.run.attempt import RunInfo
     from mptrain.runlog.record_writer import Sink
 
-
-#: Overrides of a range test; those of the user follow, and may change the number of updates and the range.
-_WORDS = (
-    "schedule=range_test",
-    "run.root=range_tests",  # not among the trainings
-    "train.max_steps=200",
-    "train.epochs=100000",
-    "train.max_consecutive_overflows=10",
-    "checkpoint.every_epochs=null",
-)
 
 #: Beginnings of overrides that are about the test and not about the training that follows.
 _OF_TEST = ("schedule.", "run.", "train.max_steps=", "train.epochs=", "optimizer.lr=", "train.max_consecutive")
@@ -67,9 +58,7 @@ def find_rate(arguments: Namespace) -> int:
         raise UsageError(
             "find takes what to find, and a configuration", "write mptrain find lr model=resnet18, or find batch"
         )
-    if odd := [word for word in arguments.overrides if word.startswith("schedule=")]:
-        raise UsageError(f"{odd[0]} has no effect: a range test has its own schedule", "leave it out")
-    words = (*_WORDS, *arguments.overrides)
+    words = range_test_words(arguments.overrides)
     config = compose(words, config_dirs=arguments.config_dir, config_name=arguments.config_name)
     warn(config.warnings)
     roots: list[Path] = []
@@ -85,9 +74,7 @@ def find_rate(arguments: Namespace) -> int:
         if not roots:
             raise
         root = roots[0]
-    run = read_run(root)
-    steps = list(run.steps())
-    range_test = read_range_test(step for step in steps if step.learner == steps[0].learner)
+    range_test = read_range_test(read_run(root).steps())
     kept = [word for word in arguments.overrides if not word.lstrip("+~").startswith(_OF_TEST)]
     kept += [word for folder in arguments.config_dir for word in ("--config-dir", folder)]
     kept += ["--config-name", arguments.config_name] if arguments.config_name != "train" else []

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from typing_extensions import override
+
 from mptrain.report import plotting
-from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Plots, facts, section
+from mptrain.report.notebook import Shown
+from mptrain.report.page import Block, Bullets, Cell, Code, Facts, Page, Plot, Plots, facts, section
 from mptrain.system.errors import DataError
 from mptrain.system.records import StepRecord
 from mptrain.system.words import number
@@ -21,8 +24,8 @@ _PAST, _BEGIN = 0.95, 10
 _EXPLODES, _BELOW = 2.0, 10.0
 
 
-@dataclass(frozen=True)
-class RangeTest:
+@dataclass(frozen=True, repr=False)
+class RangeTest(Shown):
     """Result of a learning rate range test.
 
     Attributes:
@@ -45,15 +48,52 @@ class RangeTest:
         """A tenth of the rate of the lowest loss, with two digits."""
         return float(f"{self.lowest / _BELOW:.1e}")
 
+    @override
+    def blocks(self) -> tuple[Plots, Facts, Bullets]:
+        tried = f"{len(self.rates):,} updates, from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
+        explodes = f"{self.explodes:.2g}" if self.explodes is not None else "at no rate that was tried"
+        found = facts(
+            ("suggested", f"{self.suggested:g}, a tenth of that of the lowest loss"),
+            ("lowest loss", f"at {self.lowest:.2g}: {number(min(self.means[_BEGIN:]))}, moving mean"),
+            ("falls fastest", f"at {self.steepest:.2g}"),
+            ("explodes", explodes),
+            ("tried", tried),
+        )
+        worth = "A range test shows at which rates training begins and breaks soon, not which is best in the end."
+        figure = Plot("range-test", "Loss while the learning rate rises, update by update.", self.plot().svg)
+        return Plots((figure,)), found, Bullets((worth,))
+
+    def plot(self) -> plotting.Drawing:
+        """Return the figure: the loss over the learning rate, and the rate that is suggested."""
+        with plotting.drawing("range-test", 2.9) as figure:
+            (axes,) = figure.panels()
+            axes.plot(self.rates, self.losses, color=plotting.GREY, alpha=0.4, linewidth=0.8)
+            axes.plot(self.rates, self.means, color=plotting.SERIES[0])
+            top = 1.3 * max(self.means[0], min(self.means))
+            axes.set_ylim(min(0.0, 1.1 * min(self.means)), top)
+            axes.set_xscale("log")
+            decades = range(math.ceil(math.log10(self.rates[0])), math.floor(math.log10(self.rates[-1])) + 1)
+            plotting.ticks_at(axes.xaxis, [10.0**exponent for exponent in decades], lambda rate: f"{rate:g}")
+            axes.minorticks_off()
+            axes.axvline(self.suggested, color=plotting.SERIES[2], linestyle="--")
+            figure.label("loss", color=plotting.GREY, alpha=0.4)
+            figure.label("moving mean", color=plotting.SERIES[0])
+            figure.label("suggested rate", color=plotting.SERIES[2], linestyle="--")
+            axes.set_xlabel("learning rate")
+            axes.set_ylabel("loss")
+        return figure
+
 
 def read_range_test(steps: Iterable[StepRecord]) -> RangeTest:
-    """Read a range test from the records of a run of one learner with ``schedule=range_test``.
+    """Read a range test from the records of a run with ``schedule=range_test``: those of its first learner.
 
     Raise DataError if the loss did not fall, so that no rate can be suggested.
     """
     rates, losses, means = [], [], []
-    mean, exploded = 0.0, None
+    mean, exploded, learner = 0.0, None, None
     for step in steps:
+        if step.learner != (learner := learner or step.learner):
+            continue
         if not math.isfinite(step.loss):
             exploded = step.lr
             break
@@ -88,42 +128,11 @@ def range_test_page(title: str, range_test: RangeTest, command: str) -> Page:
         title=title,
         status=Cell(""),
         lead=f"Suggested learning rate: {range_test.suggested:g}.",
-        sections=(section("Rates", _figure(range_test), *result_blocks(range_test, command)),),
+        sections=(section("Rates", range_test.blocks()[0], *result_blocks(range_test, command)),),
     )
 
 
 def result_blocks(range_test: RangeTest, command: str) -> list[Block]:
-    """Return the rates that were found, and what they are worth."""
-    tried = f"{len(range_test.rates):,} updates, from {range_test.rates[0]:.2g} to {range_test.rates[-1]:.2g}"
-    explodes = f"{range_test.explodes:.2g}" if range_test.explodes is not None else "at no rate that was tried"
-    return [
-        facts(
-            ("suggested", f"{range_test.suggested:g}, a tenth of that of the lowest loss"),
-            ("lowest loss", f"at {range_test.lowest:.2g}: {number(min(range_test.means[_BEGIN:]))}, moving mean"),
-            ("falls fastest", f"at {range_test.steepest:.2g}"),
-            ("explodes", explodes),
-            ("tried", tried),
-        ),
-        Code(command, "sh"),
-        Bullets(("A range test shows at which rates training begins and breaks soon, not which is best in the end.",)),
-    ]
-
-
-def _figure(range_test: RangeTest) -> Block:
-    with plotting.drawing("range-test", 2.9) as figure:
-        (axes,) = figure.panels()
-        axes.plot(range_test.rates, range_test.losses, color=plotting.GREY, alpha=0.4, linewidth=0.8)
-        axes.plot(range_test.rates, range_test.means, color=plotting.SERIES[0])
-        top = 1.3 * max(range_test.means[0], min(range_test.means))
-        axes.set_ylim(min(0.0, 1.1 * min(range_test.means)), top)
-        axes.set_xscale("log")
-        decades = range(math.ceil(math.log10(range_test.rates[0])), math.floor(math.log10(range_test.rates[-1])) + 1)
-        plotting.ticks_at(axes.xaxis, [10.0**exponent for exponent in decades], lambda rate: f"{rate:g}")
-        axes.minorticks_off()
-        axes.axvline(range_test.suggested, color=plotting.SERIES[2], linestyle="--")
-        figure.label("loss", color=plotting.GREY, alpha=0.4)
-        figure.label("moving mean", color=plotting.SERIES[0])
-        figure.label("suggested rate", color=plotting.SERIES[2], linestyle="--")
-        axes.set_xlabel("learning rate")
-        axes.set_ylabel("loss")
-    return Plots((Plot("range-test", "Loss while the learning rate rises, update by update.", figure.svg),))
+    """Return the rates that were found, what they are worth, and the command that trains with the suggested one."""
+    _, found, worth = range_test.blocks()
+    return [found, Code(command, "sh"), worth]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,6 @@ from mptrain.study.sweep.points import expand
 from mptrain.study.sweep.runner import fresh_place, sweep_folder
 from mptrain.system import words as words
 from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, suggest
-from mptrain.system.records import as_json
 from mptrain.system.words import counted
 
 if TYPE_CHECKING:
@@ -290,9 +289,7 @@ def compare_logged(arguments: Namespace) -> Outcome:
     page = folder / "certificate.html"
     with folder_at_once(folder) as draft:  # after judging: a refused one leaves no folder
         write_page(certificate_page(comparison), draft, draft / page.name, draft / "certificate.md")
-        write_atomically(
-            draft / "certificate.json", json.dumps(json.loads(as_json(asdict(comparison))), indent=1) + "\n"
-        )
+        write_atomically(draft / "certificate.json", json.dumps(comparison.to_dict(), indent=1) + "\n")
 
     def display() -> None:
         print_blocks(Section("", tuple(outcome_blocks(comparison))))

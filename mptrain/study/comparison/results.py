@@ -12,15 +12,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
+from mptrain.report.notebook import CELL, MOST_ROWS, Shown, dataframe, first_rows
+from mptrain.report.page import Block, Bullets, table
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
 from mptrain.system.errors import StorageError
+from mptrain.system.masking import masked
 from mptrain.system.records import as_json
 from mptrain.system.validation import build
+from mptrain.system.words import KEYBOARD, UNKNOWN, confidence, elided, number, plain, signed
 
 #: Text and digests of a run, which commands leave out of what they print for programs.
 _ON_DISK = Field(exclude=True)
@@ -256,8 +261,47 @@ class Aligned:
     difference: Interval | None
 
 
-@dataclass(frozen=True)
-class ArmResult:
+def value_and_error(interval: Interval | None) -> str:
+    """Format the mean of an arm's runs with half its 95 % CI: ``0.9184 ± 0.0021``; the value alone for one run."""
+    if interval is None:
+        return UNKNOWN
+    error = (interval.high - interval.low) / 2
+    if not math.isfinite(error):
+        return number(interval.mean)
+    return f"{number(interval.mean, error)} ± {number(error, error)}"
+
+
+def difference_and_interval(interval: Interval | None) -> str:
+    """Format a mean difference with its CI: ``+0.0005 [+0.0001, +0.0009]``; alone if there is one pair."""
+    if interval is None:
+        return UNKNOWN
+    error = (interval.high - interval.low) / 2
+    if not math.isfinite(error):
+        return signed(interval.mean)
+    return f"{signed(interval.mean, error)} [{signed(interval.low, error)}, {signed(interval.high, error)}]"
+
+
+def arm_in_words(arm: Any) -> tuple[str, str, str, str, str]:
+    """Return an arm of run directories or logs in a table's words: name, runs, mean, difference and verdict.
+
+    The mean is that of the runs that end at a finite value: ``2 of 3``.
+    """
+    runs, used = len(arm.runs), arm.mean.n if arm.mean else 0
+    of_all = f"{runs}" if used == runs else f"{used} of {runs}"
+    return arm.name, of_all, value_and_error(arm.mean), difference_and_interval(arm.difference), arm.word
+
+
+class JudgedArm:
+    """Mixin of an arm, of run directories or of logs, which Python prints on one line."""
+
+    @override
+    def __repr__(self) -> str:
+        text = "<{:.40}: runs {}, mean {}, difference {}, {}>"
+        return plain(masked(text.format(*arm_in_words(self)))).translate(KEYBOARD)
+
+
+@dataclass(frozen=True, repr=False)
+class ArmResult(JudgedArm):
     """Results of an arm of a comparison, against the reference.
 
     Ratios are arm / reference for runs with the same seed, as geometric means; None without such a pair.
@@ -340,19 +384,64 @@ class Objection:
     hint: str = ""
 
 
-def as_table(metric: str, arms: Sequence[Any]) -> str:
-    """Return the arms of a comparison, of run directories or logs, as a table of text: what Python prints of it."""
-    rows = [("arm", "runs", metric, "difference", "CI", "verdict")]
-    for arm in arms:
-        mean, by = arm.mean, arm.difference
-        between = (f"{by.mean:+.4g}", f"{by.low:+.4g} to {by.high:+.4g}") if by else ("-", "-")
-        rows.append((arm.name, f"{len(arm.runs)}", f"{mean.mean:.6g}" if mean else "-", *between, arm.word))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+class Judged(Shown):
+    """Mixin of a comparison, of run directories or of logs, with its table of arms for notebooks, and as numbers.
+
+    The reasons of the verdicts stand with it, and all that qualifies them.
+    """
+
+    arms: tuple[Any, ...]
+    _INTERVALS: ClassVar[tuple[str, ...]] = ("mean", "difference")
+    _NUMBERS: ClassVar[tuple[str, ...]] = ()
+
+    def _question(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the metric, and all that limits the meaning of the verdicts."""
+        raise NotImplementedError
+
+    @override
+    def blocks(self) -> Sequence[Block]:
+        metric, limits = self._question()
+        level = next((f"{confidence(arm.difference.level)} CI" for arm in self.arms if arm.difference), "CI")
+        head = ("arm", "runs", f"{metric} ± 95 % CI", f"difference [{level}]", "verdict")
+        reasons = (f"{elided(arm.name, CELL)}: {arm.why}" for arm in self.arms[:MOST_ROWS] if arm.word != "reference")
+        arms = first_rows(table(head, map(arm_in_words, self.arms)), "arms")
+        return arms, Bullets(tuple(reasons)), Bullets(limits, "warn")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON values.
+
+        Numbers that are not finite become None, and ``nonfinite`` maps their paths (``arms.0.mean.low``) to ``inf``,
+        ``-inf`` or ``nan``. Learning curves of runs are left out.
+        """
+        fields = asdict(self)  # type: ignore[call-overload]
+        for arm in fields["arms"]:
+            for run in arm.get("arm", {}).get("runs", ()):
+                del run["course"]
+        return dict(json.loads(as_json(fields)))
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each arm.
+
+        Its columns are ``arm``; ``runs``, and ``finite``, the number of those that the mean contains; each interval of
+        an arm as its mean and its ends (``difference``, ``difference_low``, ``difference_high``); other numbers of an
+        arm; ``verdict`` and ``why``; and ``limits``, the objections to the comparison and its notes, which are
+        the same in each row. Unknown numbers are NaN.
+
+        Raises:
+            EnvironmentRefused: pandas is not installed.
+        """
+        ends, limits, rows = {"": "mean", "_low": "low", "_high": "high"}, "; ".join(self._question()[1]), []
+        for arm in self.arms:
+            row = {"arm": arm.name, "runs": len(arm.runs), "finite": arm.mean.n if arm.mean else 0}
+            for name in self._INTERVALS:
+                row |= {f"{name}{end}": getattr(getattr(arm, name), own, math.nan) for end, own in ends.items()}
+            row |= {name: getattr(arm, name) for name in self._NUMBERS} | {"verdict": arm.word, "why": arm.why}
+            rows.append(row | {"limits": limits})
+        return dataframe(rows)
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Judged):
     """A comparison of arms with a reference: results of each arm, and all that limits their meaning.
 
     Attributes:
@@ -376,8 +465,13 @@ class Comparison:
     checks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        return as_table(f"{self.metric} ({self.split})", self.arms)
+    _INTERVALS = (*Judged._INTERVALS, "throughput", "speed", "time", "memory", "peak", "energy")
+    _NUMBERS = ("failed", "missing", "skip_rate")
+
+    @override
+    def _question(self) -> tuple[str, tuple[str, ...]]:
+        objections = (f"{'Not comparable' if one.fatal else 'Caveat'}: {one.what}" for one in self.objections)
+        return f"{self.metric} ({self.split})", (*objections, *self.notes)
 
 
 #: Version of the JSON layout.
@@ -390,7 +484,7 @@ def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
     A recipe repeats its arms in several groups and has one comparison for each; a single comparison has
     the name ``""``.
     """
-    kept = [{"name": name, "comparison": to_json(comparison)} for name, comparison in groups.items()]
+    kept = [{"name": name, "comparison": comparison.to_dict()} for name, comparison in groups.items()]
     write_atomically(path, json.dumps({"schema": SCHEMA, "groups": kept}, indent=1, allow_nan=False) + "\n")
 
 
@@ -406,22 +500,8 @@ def read_comparisons(path: Path) -> dict[str, Comparison]:
         raise StorageError(f"{path} is damaged: {error}", "repeat the comparison") from error
 
 
-def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Convert a comparison to JSON values; `from_json` restores it.
-
-    Non-finite numbers become null and are listed (`mptrain.system.records.as_json`). The learning curves are left out,
-    because the run directories have them.
-    """
-    fields = asdict(comparison)
-    for result in fields["arms"]:
-        for run in result["arm"]["runs"]:
-            del run["course"]
-    json_values: dict[str, Any] = json.loads(as_json(fields))
-    return json_values
-
-
 def from_json(fields: dict[str, Any]) -> Comparison:
-    """Restore a comparison, without learning curves, from the JSON values of `to_json`.
+    """Restore a comparison, without learning curves, from the JSON values of `Comparison.to_dict`.
 
     Raise StorageError if they are damaged.
     """

@@ -18,9 +18,9 @@ from mptrain.report import plotting
 from mptrain.report.page import Block, Bullets, Cell, Plot, Table, Tone, is_empty, table
 from mptrain.report.run_history import MEAN, Curve, in_groups, mean_over_runs
 from mptrain.runlog.atomic_files import readable_bytes
-from mptrain.study.comparison.results import ArmResult, Comparison, Interval
+from mptrain.study.comparison.results import ArmResult, Comparison, Interval, difference_and_interval, value_and_error
 from mptrain.study.comparison.sentences import line
-from mptrain.system.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
+from mptrain.system.words import TIMES, UNKNOWN, elided, percent, rate, share
 
 if TYPE_CHECKING:
     from mptrain.study.comparison.logs.compare_logs import LogComparison
@@ -174,26 +174,6 @@ def _verdict(result: ArmResult) -> str:
     word, equal = result.verdict.word, result.equivalence
     known = word in ("equivalent", "undecided") and equal is not None and math.isfinite(equal.power)
     return f"{word} (power {percent(equal.power)})" if known and equal else word
-
-
-def value_and_error(interval: Interval | None) -> str:
-    """Format the mean of an arm's runs with half its 95 % CI: ``0.9184 ± 0.0021``; the value alone for one run."""
-    if interval is None:
-        return UNKNOWN
-    error = (interval.high - interval.low) / 2
-    if not math.isfinite(error):
-        return number(interval.mean)
-    return f"{number(interval.mean, error)} ± {number(error, error)}"
-
-
-def difference_and_interval(interval: Interval | None) -> str:
-    """Format a mean difference with its 95 % CI: ``+0.0005 [+0.0001, +0.0009]``; alone if there is one pair."""
-    if interval is None:
-        return UNKNOWN
-    error = (interval.high - interval.low) / 2
-    if not math.isfinite(error):
-        return signed(interval.mean)
-    return f"{signed(interval.mean, error)} [{signed(interval.low, error)}, {signed(interval.high, error)}]"
 
 
 def verdict_list(comparison: Comparison | LogComparison) -> Bullets:

@@ -225,8 +225,9 @@ def test_a_comparison_prints_as_a_table_and_its_arms_are_like_those_of_logs(arms
     found = compare(arms())
     head, *rows = repr(found).splitlines()
     assert head.split()[:4] == ["arm", "runs", "top1", "(test)"]
-    assert [row.split()[0] for row in rows] == ["fp32", "amp_dynamic"]
-    assert len(repr(found)) < 400
+    assert [row.split()[0] for row in rows[:2]] == ["fp32", "amp_dynamic"]
+    assert len(rows) <= 12
+    assert len(repr(found.arms[1])) < 160
     arm, logged = found.arms[1], LoggedArm("amp", (), None, None, math.nan, None, math.nan, math.nan, "undecided", "")
     for name in ("name", "runs", "mean", "difference", "word", "why"):
         assert hasattr(arm, name)

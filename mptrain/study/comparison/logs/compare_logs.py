@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from scipy import special
+from typing_extensions import override
 
 from mptrain.runlog.run_state import lower_is_better
 from mptrain.study.comparison.logs.runs import LoggedRun, Question, read_arms, read_curves
-from mptrain.study.comparison.results import Equivalence, Form, Interval, Word, as_table
+from mptrain.study.comparison.results import Equivalence, Form, Interval, Judged, JudgedArm, Word
 from mptrain.study.comparison.sentences import OF_REFERENCE, Grounds, why
 from mptrain.study.comparison.statistics import (
     bootstrap_p,
@@ -36,8 +37,8 @@ from mptrain.system.errors import UsageError
 from mptrain.system.words import counted, listed
 
 
-@dataclass(frozen=True)
-class LoggedArm:
+@dataclass(frozen=True, repr=False)
+class LoggedArm(JudgedArm):
     """Arm of a comparison of logs, with its verdict.
 
     Attributes:
@@ -358,7 +359,7 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True, repr=False)
-class LogComparison:
+class LogComparison(Judged):
     """Comparison of arms by their logs: the question, the arms with the reference first, and notes on the logs.
 
     ``alpha`` is the level of each test, after division by the numbers of arms and looks.
@@ -369,8 +370,11 @@ class LogComparison:
     alpha: float
     notes: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        return as_table(self.question.metric, self.arms)
+    _NUMBERS = ("power", "runs_needed", "unseen", "overturned_at")
+
+    @override
+    def _question(self) -> tuple[str, tuple[str, ...]]:
+        return self.question.metric, self.notes
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import get_args
 
@@ -343,10 +344,16 @@ def test_a_metric_that_stays_at_one_value_makes_no_copies_of_runs(tmp_path):
 
 def test_a_comparison_prints_as_a_table(tmp_path):
     found = compare_logs(logs(tmp_path, full=REFERENCE, half=[3.3011, 3.3002, 3.2991, 3.3004]), ASKED)
-    head, first, second = repr(found).splitlines()
-    assert head.split() == ["arm", "runs", "loss", "difference", "CI", "verdict"]
-    assert first.split() == ["full", "4", "3.3005", "-", "-", "reference"]
+    head, first, second, why, *_ = repr(found).splitlines()
+    assert " ".join(head.split()) == "arm runs loss ± 95 % CI difference [95 % CI] verdict"
+    assert first.split() == ["full", "4", "3.3005", "±", "0.0021", "-", "reference"]
     assert second.split()[-1] == "equivalent"
+    assert why.startswith("- half: ")
+    assert repr(found).endswith("".join(f"\n- {note}" for note in found.notes))
+    assert found.to_dict()["arms"][0]["overturned_at"] is None
+    assert found.to_dict()["nonfinite"]["arms.0.overturned_at"] == "nan"
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert repr(found.arms[0]) == "<full: runs 4, mean 3.3005 ± 0.0021, difference -, reference>"
 
 
 def test_the_spread_of_rounded_values_is_not_taken_for_none():
