@@ -1,4 +1,4 @@
-"""What a Python program gives a run in place of what YAML names: models, data and tasks, and a module to train."""
+"""Parts that a Python program gives a run in place of those that YAML names: models, data and tasks."""
 
 from __future__ import annotations
 

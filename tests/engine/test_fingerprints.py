@@ -10,6 +10,7 @@ from mptrain.config.compose import compose
 from mptrain.engine.fingerprints import (
     VALUES,
     digest_of_batch,
+    digest_of_code,
     digest_of_order,
     digest_of_samples,
     digest_of_weights,
@@ -115,6 +116,25 @@ def test_a_run_says_how_it_began(tmp_path):
     assert start["event"] == "start"
     assert start["initial_weights"] == origin_of()
     assert [(one["step"], one["epoch"]) for one in others if one["event"] == "data_order"] == [(0, 0)]
+
+
+class Own(nn.Linear):
+    pass
+
+
+def test_code_is_known_by_source_and_structure():
+    whole = digest_of_code(nn.Sequential(Own(2, 3), nn.Dropout(0.1)))
+    assert len(whole) == 64
+    assert digest_of_code(nn.Sequential(Own(2, 3), nn.Dropout(0.1))) == whole
+    others = [
+        nn.Sequential(Own(2, 4), nn.Dropout(0.1)),
+        nn.Sequential(Own(2, 3), nn.Dropout(0.2)),
+        nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)),
+    ]
+    assert len({whole, *map(digest_of_code, others)}) == 4
+    typed = {"nn": nn, "__name__": "__main__"}
+    exec("class Own(nn.Linear): pass", typed)
+    assert digest_of_code(nn.Sequential(typed["Own"](2, 3))) == ""
 
 
 def digest_of(*batches):
