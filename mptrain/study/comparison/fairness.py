@@ -151,7 +151,8 @@ def _codes(arms: Sequence[Arm], claimed: Sequence[str]) -> Found:
     codes = {run.model_code for arm in arms for run in arm.runs if run.model_code is not None}
     if "" in codes:
         yield Objection(
-            "it is not known whether the code of the model is the same: a class has no readable source", False
+            "it is not known whether the code of the model is the same in all runs: a class has no readable source",
+            False,
         )
     elif len(codes) > 1:
         what = "the code of the model, or its structure, is not the same in all runs"
