@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mptrain.config.compose import reload
-from mptrain.config.targets import DATA_FACTS, parameters
+from mptrain.config.targets import facts_in, parameters
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.parts import Parts
 from mptrain.run.evaluation import built
@@ -25,6 +25,7 @@ from mptrain.system.errors import ConfigError, DataError, UsageError
 from mptrain.system.process_state import settings_restored
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.new_inputs import NewInputs
+from mptrain.workloads.base.new_tensors import NewTensors
 from mptrain.workloads.base.task import Task
 from mptrain.workloads.detection.detection_images import NewScenes
 from mptrain.workloads.enhancement.photo_dataset import NewPhotos
@@ -43,6 +44,7 @@ KINDS: dict[str, type[NewInputs]] = {
     "sentences": NewSentences,
     "prompts": NewPrompts,
     "recordings": NewRecordings,
+    "tensors": NewTensors,
 }
 
 
@@ -62,7 +64,7 @@ def open_new_inputs(file: Path) -> NewInputs:
             "from Python Run.model() takes tensors",
         )
     try:
-        return KINDS[kind](card, _facts(card))
+        return KINDS[kind](card, facts_in(card))
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError) as error:
         raise DataError(
             f"{file} is damaged: {type(error).__name__}: {error}", "restore it from a copy, or train again"
@@ -71,11 +73,7 @@ def open_new_inputs(file: Path) -> NewInputs:
 
 def saved_facts(file: Path) -> dict[str, Any]:
     """Return the facts of the data in the ``data.json`` of a run, such as the number of classes, by name."""
-    return _facts(read_object(file))
-
-
-def _facts(card: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: card[name] for name in DATA_FACTS if name in card}
+    return facts_in(read_object(file))
 
 
 #: Inputs that are known at a time, so that endless ones need no memory.
