@@ -78,9 +78,8 @@ def torch_parts(made: Any) -> dict[str, Any]:
 
 
 def _is_pair(part: Any) -> bool:
-    if not isinstance(part, tuple | list) or len(part) != 2 or not hasattr(part[0], "__array__"):
-        return False
-    return hasattr(part[1], "__array__") or isinstance(part[1], list)
+    arrays = [hasattr(one, "__array__") for one in part] if isinstance(part, tuple | list) and len(part) == 2 else []
+    return arrays[:1] == [True] and (arrays[1] or isinstance(part[1], list))
 
 
 def _in_memory(name: str, inputs: Any, targets: Any) -> TensorDataset:
@@ -113,15 +112,18 @@ def tensor_of(what: str, values: Any) -> Tensor:
         return torch.from_numpy(np.require(array, dtype, "C"))
 
 
-def prepared(batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-    """Return a batch on the device: floats as float32, integer targets as int64, images in the memory format."""
-    batch = batch.to(device)
-    inputs, targets = batch.inputs, batch.targets
-    inputs = inputs.float() if inputs.is_floating_point() else inputs
-    targets = targets.float() if targets.is_floating_point() else targets.long()
-    if inputs.dim() == 4:
-        inputs = inputs.contiguous(memory_format=memory_format)
-    return replace(batch, inputs=inputs, targets=targets)
+class PreparedTensors:
+    """Preparation of data sets of tensors (`Dataset.prepare`): floats become float32, and integer targets int64."""
+
+    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
+        """Move a host batch to the device in these dtypes, and inputs ``[N, C, H, W]`` to the memory format."""
+        batch = batch.to(device)
+        inputs, targets = batch.inputs, batch.targets
+        inputs = inputs.float() if inputs.is_floating_point() else inputs
+        targets = targets.float() if targets.is_floating_point() else targets.long()
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=memory_format)
+        return replace(batch, inputs=inputs, targets=targets)
 
 
 class MapSplit(IndependentSamples):
@@ -285,17 +287,18 @@ def _untrained(classes: Tensor | None, count: int) -> tuple[str, ...]:
 
 #: Task and words for what targets show, by the fact that shows it.
 _TASKS = {
-    "label_counts": ("multilabel", "label", "labels"),
-    "target_mean": ("regression", "output", "outputs"),
+    "label_counts": ("multilabel", "label", "labels"), "target_mean": ("regression", "output", "outputs"),
     "num_classes": ("classify", "class", "classes"),
-}
+}  # fmt: skip
 
-_TARGETS = "classes are integers [N], numbers to predict floats [N] or [N, K], labels 0 or 1 in [N, K]"
+_TARGETS = (
+    "classes are integers [N], also targets.squeeze(1) of [N, 1], numbers floats [N] or [N, K], labels 0 or 1 [N, K]"
+)
 _PAIR = "a sample is a pair (input, target) of tensors, arrays or numbers"
 
 
-class MapDataset(SplitDataset[MapSplit]):
-    """Data set of map-style datasets of torch, with floating-point tensors as float32 and integer targets as int64.
+class MapDataset(PreparedTensors, SplitDataset[MapSplit]):
+    """Data set of map-style datasets of torch.
 
     Targets are looked at, so that a network and a task know what to return: classes, labels, or numbers.
 
@@ -385,8 +388,6 @@ class MapDataset(SplitDataset[MapSplit]):
             what += ", and some are NaN or inf, or of another shape"
         fits = " and ".join(f"task={task}" for fact, (task, *_) in _TASKS.items() if fact in facts)
         hint = f"{fits and f'for these targets: {fits}; '}{_TARGETS}"
-        if list(first.shape[1:]) == [1]:
-            hint += "; targets.squeeze(1) makes classes of a column of integers"
         classes = f"{hint}; model.facts={{num_classes: num_outputs}} lets a model of classes return other numbers"
         inputs = Problem(f"the inputs are {shape}, not [channels, side, side]", "model=mlp takes inputs of any shape")
         return {
@@ -423,7 +424,3 @@ class MapDataset(SplitDataset[MapSplit]):
             "target_dtype": str(targets.dtype).removeprefix("torch."),
             "target_shape": list(targets.shape[1:]),
         }
-
-    @override
-    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        return prepared(batch, device, memory_format)

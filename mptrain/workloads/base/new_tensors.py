@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
-from mptrain.workloads.base.map_style import prepared, tensor_of
+from mptrain.workloads.base.map_style import PreparedTensors, tensor_of
 from mptrain.workloads.base.new_inputs import NewInputs
 
 
@@ -22,7 +21,7 @@ class Given(str):
     value: Any = None
 
 
-class NewTensors(NewInputs):
+class NewTensors(PreparedTensors, NewInputs):
     """Tensors or arrays, each of them one sample ``[*input_shape]`` of the kind of number that a run was trained on."""
 
     unreadable = (ValueError, DataError)
@@ -59,10 +58,6 @@ class NewTensors(NewInputs):
     def collate(self, samples: Sequence[Tensor]) -> Batch:
         """Return the inputs as ``[N, *input_shape]``, with targets of zeros of the shape of the training data's."""
         return Batch(torch.stack(list(samples)), torch.stack([self._target] * len(samples)))
-
-    @override
-    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        return prepared(batch, device, memory_format)
 
 
 def _kind(tensor: Tensor) -> str:

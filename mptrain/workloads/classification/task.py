@@ -163,8 +163,7 @@ def average_precision(scores: Table, targets: Table) -> Table:
     last = np.where(scores != np.roll(scores, -1, 0), ranks, len(scores) - 1)
     last = np.minimum.accumulate(last[::-1], 0)[::-1]  # of the samples with the same score
     hits = np.take_along_axis(targets.cumsum(0), last, 0)
-    precision: Table = (targets * hits / (last + 1)).sum(0) / targets.sum(0)
-    return precision
+    return np.asarray((targets * hits / (last + 1)).sum(0) / targets.sum(0), dtype=np.float64)
 
 
 def mixed(batch: Batch, num_classes: int, alpha: float) -> Batch:

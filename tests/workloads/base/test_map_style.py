@@ -57,6 +57,11 @@ def tensors():
     return (whole.images[:80], torch.arange(80) % 3), TensorDataset(whole.images[80:], torch.arange(80, 120) % 3)
 
 
+def arrays():
+    whole = Squares(moving=False).images.numpy()
+    return {"train": (whole[:80], whole.mean((2, 3))[:80]), "val": (whole[80:], whole.mean((2, 3))[80:].tolist())}
+
+
 def endless():
     class Endless(IterableDataset):
         def __iter__(self):
@@ -85,7 +90,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_squares.py").write_text(OWN)
     (tmp_path / "my/dataset").mkdir(parents=True)
-    for name in ("parts", "Holder", "tensors", "endless", "alone"):
+    for name in ("parts", "Holder", "tensors", "arrays", "endless", "alone"):
         more = {"parts": "double: false\n", "Holder": "workers: 0\n"}.get(name, "")
         (tmp_path / f"my/dataset/{name}.yaml").write_text(f"_target_: own_squares.{name}\n{more}")
     sys.modules.pop("own_squares", None)
@@ -109,6 +114,15 @@ def test_they_train_and_evaluate_with_facts_of_the_samples(own, words, capsys):
     if words == ("tensors",):
         assert main(["eval", "outputs/run", "extensions.allow=[own_squares.*]"]) == 0
         assert "split=val samples=" in capsys.readouterr().out
+
+
+def test_arrays_of_a_function_are_trained_on_evaluated_and_their_task_is_named(own, capsys):
+    assert train("arrays") == 2
+    assert "for these targets: task=regression" in " ".join(capsys.readouterr().err.split())
+    assert train("arrays", "task=regression", "run.name=run") == 0
+    assert "3x8x8 float32, 3 outputs" in " ".join(capsys.readouterr().out.split())
+    assert main(["eval", "outputs/run", "extensions.allow=[own_squares.*]"]) == 0
+    assert "rmse_95=" in capsys.readouterr().out
 
 
 def test_random_transforms_follow_seed_epoch_and_index(own):
@@ -537,8 +551,13 @@ def test_outputs_have_the_names_that_the_dataset_gives():
         (ROWS % 2, "num_classes", "the targets are float64 [N, 2]", "task=multilabel and task=regression; "),
         (np.arange(6), "target_mean", "the targets are int64 [N]", "for these targets: task=classify; "),
         (np.arange(6), "label_counts", "the targets are int64 [N]", "for these targets: task=classify; "),
-        (np.arange(6)[:, None], "num_classes", "int64 [N, 1]", "targets.squeeze(1) makes classes of a column"),
-        (np.arange(6) * 10**9, "num_classes", "of type int64 shows no classes", "numbers to predict floats [N]"),
+        (
+            np.arange(6)[:, None],
+            "num_classes",
+            "int64 [N, 1]",
+            "classes are integers [N], also targets.squeeze(1) of [N, 1]",
+        ),
+        (np.arange(6) * 10**9, "num_classes", "of type int64 shows no classes", "numbers floats [N] or [N, K]"),
         (ROWS, "num_classes", "the targets", "model.facts={num_classes: num_outputs}"),
         (ROWS, "image_size", "the inputs are [2]", "model=mlp takes inputs of any shape"),
     ],

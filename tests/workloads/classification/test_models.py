@@ -106,7 +106,7 @@ def test_a_perceptron_takes_inputs_of_any_shape(shape):
     inputs = torch.randn(6, *shape)
     model = mlp(num_outputs=3, input_shape=shape, hidden=(4,))
     assert torch.equal(model(inputs), model[1:](inputs.reshape(6, -1)))
-    with pytest.raises(ConfigError, match="model=mlp computes with floats, and the inputs are int64"):
+    with pytest.raises(ConfigError, match=r"model=mlp takes floats, and the inputs are torch.int64"):
         model(inputs.long())
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn import metrics
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import mptrain
 from mptrain.engine.sample_metrics import SampleMetrics
@@ -183,3 +184,23 @@ def test_a_model_of_classes_returns_numbers_if_it_is_told_how_many():
     data = (images, images.mean((1, 2, 3)))
     told = ("model.facts={num_classes: num_outputs}", "train.batch_size=8")
     assert mptrain.train(*words, *told, data=data, show=False).summary["steps"] == 2
+
+
+class Copies(TorchFunctionMode):
+    """Counts tensors that are made of numbers in Python, for which a step would wait on a GPU."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.tensor, torch.as_tensor)
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_the_first_loss_copies_numbers_to_the_device():
+    judge = Regression(num_outputs=2, target_mean=(0.125, 7.0), target_std=(3.0, 2.0))
+    counts = []
+    for _ in range(3):
+        with Copies() as copies:
+            judge.loss(nn.Identity(), Batch(torch.ones(4, 2), torch.ones(4, 2)))
+        counts.append(copies.count)
+    assert counts == [2, 0, 0]

@@ -17,8 +17,7 @@ class Flat(nn.Flatten):
     @override
     def forward(self, input: Tensor) -> Tensor:
         if not input.is_floating_point():
-            kind = str(input.dtype).removeprefix("torch.")
-            raise ConfigError(f"model=mlp computes with floats, and the inputs are {kind}", "give inputs.float()")
+            raise ConfigError(f"model=mlp takes floats, and the inputs are {input.dtype}", "give it inputs.float()")
         return super().forward(input.unsqueeze(-1))  # nn.Flatten refuses inputs [N], each sample one number
 
 
