@@ -267,16 +267,17 @@ def print_closing(
         ("samples", str(samples) if samples.is_dir() else ""),
         ("report", f"mptrain report {quoted}"),
         ("evaluate", f"{path}mptrain eval {quoted}{trust}" if metric is not None or metrics else ""),
-        ("predict", f"{path}mptrain predict {quoted} FILE{trust}" if _predicts(run) else ""),
+        ("predict", _prediction(run, f"{path}mptrain predict {quoted} FILE{trust}")),
         ("export", f"{path}mptrain export {quoted}{trust}"),
         ("resume", f"{path}{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
     ]
     print_rows("done", rows)
 
 
-def _predicts(run: Path) -> bool:
-    """Return whether the description of a run's data says how its network's new inputs are read."""
-    return bool(read_object(RunPaths(run).data, missing_ok=True).get("inputs"))
+def _prediction(run: Path, command: str) -> str:
+    """Return the command, or for tensors the call, that predicts; empty if nothing says how new inputs are read."""
+    inputs = read_object(RunPaths(run).data, missing_ok=True).get("inputs")
+    return f"mptrain.open_run({str(run)!r}).predict(tensor)" if inputs == "tensors" else command if inputs else ""
 
 
 def _ran_out_of_time(summary: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from mptrain.cli.command import run_folder
 from mptrain.cli.messages import print_rows, say, warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import is_allow_override, search_path
-from mptrain.config.targets import parameters
+from mptrain.config.targets import facts_in, parameters
 from mptrain.run.evaluation import Export, export_run
 from mptrain.run.network_export import ExportedNetwork
 from mptrain.run.prediction import Prediction, predictor
@@ -106,9 +106,9 @@ def _network(path: Path, network: ExportedNetwork) -> list[tuple[str, str]]:
 def _call(done: Export) -> str:
     """Return the call that constructs the model, including the arguments that depend on the data."""
     model = done.config.model
-    card: dict[str, Any] = read_object(done.data) if done.data.exists() else {}
+    known = facts_in(read_object(done.data)) if done.data.exists() else {}
     facts = {
-        name: card[name] for name in parameters(model.resolve())[0] if name in card and name not in model.arguments
+        name: known[name] for name in parameters(model.resolve())[0] if name in known and name not in model.arguments
     }
     arguments = ", ".join(f"{name}={value!r}" for name, value in {**model.arguments, **facts}.items())
     return f"{model.path}({arguments})"
@@ -159,6 +159,9 @@ def predict(arguments: Namespace) -> int:
         loaded = stack.enter_context(
             predictor(run, arguments.overrides, which, average=not arguments.raw, writing=writing)
         )
+        if loaded.source.card().get("inputs") == "tensors":
+            call = f"mptrain.open_run({run!r}).predict(tensor)"
+            raise UsageError(f"{run} takes tensors, and neither files nor texts", f"from Python: {call}")
         with hidden_noted() as hidden:
             files = _files(words, loaded.source, arguments.output) if loaded.source.suffixes else None
         warn(hidden)

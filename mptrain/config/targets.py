@@ -37,6 +37,7 @@ from mptrain.system.errors import (
 #: Facts that data sets provide (`mptrain.workloads.base.dataset.Dataset.facts`).
 DATA_FACTS = (
     *("num_classes", "class_names", "in_channels", "image_size", "upscale", "boxes"),
+    *("input_shape", "num_outputs", "output_names", "target_mean", "target_std", "label_counts"),
     *("vocabulary_size", "sequence_length", "lanes", "source_vocabulary_size", "target_vocabulary_size"),
     *(
         "shared_vocabulary",
@@ -49,6 +50,19 @@ DATA_FACTS = (
         "decode_source",
     ),
 )
+
+
+def facts_in(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts in the content of a run's ``data.json`` by name, with tuples for lists.
+
+    Older versions did not write ``input_shape`` of images and ``num_outputs`` of classes, which follow from others.
+    """
+    known = {name: card[name] for name in DATA_FACTS if name in card}
+    facts = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in known.items()}
+    if {"in_channels", "image_size"} <= facts.keys():
+        facts.setdefault("input_shape", (facts["in_channels"], facts["image_size"], facts["image_size"]))
+    return {"num_outputs": facts["num_classes"], **facts} if "num_classes" in facts else facts
+
 
 #: Parameters that a target may require and that mptrain, not the configuration, supplies.
 FACTS: dict[str, tuple[str, ...]] = {

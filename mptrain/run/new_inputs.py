@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mptrain.config.targets import DATA_FACTS
+from mptrain.config.targets import facts_in
 from mptrain.runlog.strict_json import read_object
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.base.new_inputs import NewInputs
+from mptrain.workloads.base.new_tensors import NewTensors
 from mptrain.workloads.detection.detection_images import NewScenes
 from mptrain.workloads.enhancement.photo_dataset import NewPhotos
 from mptrain.workloads.images.datasets.image_folder import NewPictures
@@ -27,6 +27,7 @@ KINDS: dict[str, type[NewInputs]] = {
     "sentences": NewSentences,
     "prompts": NewPrompts,
     "recordings": NewRecordings,
+    "tensors": NewTensors,
 }
 
 
@@ -46,7 +47,7 @@ def open_new_inputs(file: Path) -> NewInputs:
             "from Python Run.model() takes tensors",
         )
     try:
-        return KINDS[kind](card, _facts(card))
+        return KINDS[kind](card, facts_in(card))
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError) as error:
         raise DataError(
             f"{file} is damaged: {type(error).__name__}: {error}", "restore it from a copy, or train again"
@@ -55,8 +56,4 @@ def open_new_inputs(file: Path) -> NewInputs:
 
 def saved_facts(file: Path) -> dict[str, Any]:
     """Return the facts of the data in the ``data.json`` of a run, such as the number of classes, by name."""
-    return _facts(read_object(file))
-
-
-def _facts(card: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: card[name] for name in DATA_FACTS if name in card}
+    return facts_in(read_object(file))

@@ -144,7 +144,7 @@ def test_datasets_of_torch_are_trained_on_and_resumed_from(tmp_path):
     done = run_in_process("eval", "own", cwd=tmp_path)
     assert done.returncode == 6
     assert "the data are in a Python program" in done.stderr
-    with pytest.raises(DataError, match="does not say how new inputs are read"):
+    with pytest.raises(DataError, match="it is a text, and the network takes tensors"):
         run.predict("a.png")
 
 

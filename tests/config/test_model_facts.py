@@ -43,7 +43,10 @@ def words(name, *more):
 
 def test_a_function_that_rejects_keywords_builds_and_the_run_says_how_to_pass_some():
     parts, _ = build(compose(words("picky")))
-    assert "add model.facts=[...] with the ones that it needs among num_classes, in_channels" in parts.warnings[0]
+    assert (
+        "add model.facts=[...] with the ones that it needs among num_classes, num_outputs, in_channels"
+        in parts.warnings[0]
+    )
     assert not any("model.facts" in warning for warning in build(compose(words("picky", "model.facts=[]")))[0].warnings)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mptrain.config.allowed_targets import MOVED, PACKAGES, resolve
 from mptrain.config.catalogue import Catalogue, configs_folder
-from mptrain.config.targets import FACTS, Target, parameters
+from mptrain.config.targets import FACTS, Target, facts_in, parameters
 from mptrain.system.errors import ConfigError
 from tests.loops import each
 
@@ -222,3 +222,13 @@ def _given(group, path):
 def test_a_saved_configuration_names_what_has_moved(old):
     group = PACKAGES["diagnostics"]
     assert resolve(old, group) is resolve(MOVED[old], group)
+
+
+def test_facts_that_older_versions_did_not_write_follow_from_others():
+    old = {"name": "digits", "labels": ["0"], "num_classes": 10, "in_channels": 1, "image_size": 8}
+    known = {"num_classes": 10, "in_channels": 1, "image_size": 8}
+    assert facts_in(old) == {**known, "num_outputs": 10, "input_shape": (1, 8, 8)}
+    assert facts_in({"num_classes": 4, "num_outputs": 2, "output_names": ["a", "b"], "input_shape": [5]}) == {
+        "num_classes": 4, "num_outputs": 2, "output_names": ("a", "b"), "input_shape": (5,),
+    }  # fmt: skip
+    assert facts_in({"in_channels": 3, "upscale": 2}) == {"in_channels": 3, "upscale": 2}

@@ -103,7 +103,7 @@ def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     assert data
     assert tune[:2] == ["mptrain", "model=mlp"]
     assert set(tune[2:]) == {"model.hidden=[7,5]", "model.weights=outputs/r/export/last-float32.pt", *data}
-    assert re.search(r"perceptron\.mlp\(hidden=.7,\s+5.,.*num_classes=10", said, flags=re.DOTALL)
+    assert re.search(r"perceptron\.mlp\(hidden=.7,\s+5.,.*num_outputs=10", said, flags=re.DOTALL)
     assert "last-float32.pt.json: labels and input preparation" in said
     refused = run_in_process("export", "r", "--output", ".", cwd=tmp_path)
     assert refused.returncode == 2

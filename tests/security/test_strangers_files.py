@@ -36,7 +36,7 @@ from pathlib import Path
 Path("it-ran").touch()
 from mptrain.workloads.classification.models.perceptron import mlp
 def network(*, num_classes: int, in_channels: int, image_size: int, hidden: tuple = (8,), dropout: float | None = None):
-    return mlp(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
+    return mlp(num_outputs=num_classes, input_shape=(in_channels, image_size, image_size))
 """
 
 

@@ -10,11 +10,12 @@ import yaml
 
 from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.audio_generation.task import RawAudio
-from mptrain.workloads.classification.task import Classify
+from mptrain.workloads.classification.task import Classify, MultiLabel
 from mptrain.workloads.detection.task import Detect
 from mptrain.workloads.enhancement.task import Enhance
 from mptrain.workloads.gan.task import Gan
 from mptrain.workloads.language.task import Language
+from mptrain.workloads.regression.task import Regression
 from mptrain.workloads.sound.recordings import read_recording, recording_seconds
 from mptrain.workloads.speech.task import Transcribe
 from mptrain.workloads.text.subwords import learn
@@ -22,6 +23,7 @@ from mptrain.workloads.translation.task import Translate
 from tests.loops import each
 from tests.small_runs import parts_of
 
+SCALE = {"num_outputs": 1, "target_mean": (0.0,), "target_std": (1.0,)}
 TRANSLATION = {"target_vocabulary_size": 13, "decode": str, "decode_source": str}
 #: By option: class, facts, metric, if more of it is better, term, and learners with what they train.
 MAIN = {"main": ("",)}
@@ -32,6 +34,8 @@ TASKS = {
     "enhance": (Enhance, {"upscale": 1}, "psnr", True, "samples", MAIN),
     "gan": (Gan, {}, None, False, "samples", {"discriminator": ("discriminator",), "generator": ("generator",)}),
     "language": (Language, {"vocabulary_size": 3}, "perplexity", False, "tokens", MAIN),
+    "multilabel": (MultiLabel, {"num_outputs": 2, "label_counts": (3, 4)}, "map", True, "samples", MAIN),
+    "regression": (Regression, SCALE, "rmse", False, "samples", MAIN),
     "transcribe": (Transcribe, {"decode": str}, "cer", False, "utterances", MAIN),
     "translate": (Translate, TRANSLATION, "perplexity", False, "tokens", MAIN),
 }

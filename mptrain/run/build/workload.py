@@ -15,7 +15,7 @@ from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import reload
 from mptrain.config.overrides import is_about_data
 from mptrain.config.schema import Config
-from mptrain.config.targets import DATA_FACTS, Target, parameters
+from mptrain.config.targets import Target, facts_in, parameters
 from mptrain.engine.checkpointing import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
 from mptrain.runlog import open_run
@@ -247,7 +247,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeat
     store = CheckpointStore(run.paths.checkpoints, trained.checkpoint.keep)
     loaded = store.load("best" if store.best() else "last")
     require_same_schema(loaded.state)
-    model: nn.Module = trained.model.build(**{name: card[name] for name in DATA_FACTS if name in card})
+    model: nn.Module = trained.model.build(**facts_in(card))
     fit = load_matching(model, plain_weights(loaded.state, average=True), str(path))
     if fit.fresh:
         raise CheckpointError(

@@ -370,12 +370,17 @@ def _steady(summary: dict[str, Any]) -> float | None:
 
 
 def _digest_of_data(run: Run) -> str:
-    """Return the SHA-256 of ``data.json``, with file names without folders; empty if there is no such file."""
+    """Return the SHA-256 of ``data.json``, with file names without folders; empty if there is no such file.
+
+    Facts that follow from others are left out, because earlier versions did not write them.
+    """
     if not run.paths.data.exists():
         return ""
     card = read_object(run.paths.data)
     if isinstance(files := card.get("files"), dict):
         card["files"] = {part: [PurePath(file).name for file in some] for part, some in files.items()}
+    for follows, known in (("input_shape", "image_size"), ("num_outputs", "num_classes")):
+        card.pop(follows if known in card else "", None)
     return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
 
 

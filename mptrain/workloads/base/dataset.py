@@ -143,8 +143,10 @@ class Dataset(Protocol):
     def facts(self) -> dict[str, Any]:
         """Return the properties of the data that models and tasks may take as constructor arguments, by parameter name.
 
-        Images have ``num_classes``, ``in_channels`` and ``image_size``, and ``boxes`` if the targets are boxes. Text
-        has ``vocabulary_size``, ``sequence_length`` and ``lanes`` (number of token streams read in parallel). A model
+        Images have ``num_classes``, ``in_channels`` and ``image_size``, and ``boxes`` if the targets are boxes. Inputs
+        of one shape have ``input_shape``, without the batch. ``num_outputs`` is how many numbers a network returns for
+        each sample, one for each class, label or number to predict. Text has ``vocabulary_size``, ``sequence_length``
+        and ``lanes`` (number of token streams read in parallel). A model
         or task receives the facts that it has parameters for. If it requires a fact that is missing here, it is
         incompatible with the data set, and an optional attribute ``lacks`` gives a `Problem` with the reason and a hint
         by name of the fact.
@@ -200,8 +202,8 @@ def absolute(files: Mapping[str, Iterable[Path | str]]) -> dict[str, list[str]]:
 
 
 def class_facts(class_names: Sequence[str]) -> dict[str, Any]:
-    """Return the facts of the classes of a data set: their number and their names."""
-    return {"num_classes": len(class_names), "class_names": class_names}
+    """Return the facts of the classes of a data set: their number, which is that of logits too, and their names."""
+    return {"num_classes": len(class_names), "num_outputs": len(class_names), "class_names": class_names}
 
 
 #: Bytes of a digest. Among a million samples, another one is taken for one of them with a probability of 5e-14.

@@ -1,8 +1,12 @@
-"""Map-style datasets of torch, whose samples are pairs (input, target). A look at them shows the number of classes."""
+"""Map-style datasets of torch, whose samples are pairs (input, target), and pairs of tensors, arrays or lists.
+
+A look at the targets shows the number of classes, of labels or of numbers to predict.
+"""
 
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -17,7 +21,7 @@ from typing_extensions import override
 
 from mptrain.system.errors import DataError, Problem, instance
 from mptrain.system.process_state import other_random_numbers
-from mptrain.system.words import listed
+from mptrain.system.words import counted, listed
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey, class_facts, tensor_digests
@@ -29,6 +33,12 @@ _ALSO = {"valid": "val", "validation": "val"}
 #: Largest number of samples that are all read to learn the number of classes.
 READ_ALL = 20_000
 
+#: Largest class index: greater integers are no classes.
+MOST_CLASSES = 1_000_000
+
+#: Multiple of its deviation above which the mean of an output makes its targets too coarse: half a percent in float32.
+MOST_MEAN = 1e5
+
 #: Number of classes whose first samples are read to learn whether ``targets`` of a dataset are those of its samples.
 LOOKED_AT = 16
 
@@ -37,7 +47,8 @@ def torch_parts(made: Any) -> dict[str, Any]:
     """Return the training, validation and test data in what a user's class or function has returned, by name.
 
     It is one dataset to train on; a mapping or an object with ``train``, ``val`` and ``test``; or a tuple of them in
-    this order. A part is a map-style dataset, or a tuple of two tensors; an iterable one raises `DataError`. Anything
+    this order. A part is a map-style dataset, or a pair of tensors, NumPy arrays, or what NumPy makes arrays of; the
+    second of a pair may also be a list of numbers. An iterable dataset, or an array alone, raises `DataError`. Anything
     else gives an empty result.
     """
     if isinstance(made, TorchDataset | DataLoader) or _is_pair(made):
@@ -56,27 +67,71 @@ def torch_parts(made: Any) -> dict[str, Any]:
         parts = {name: getattr(made, name) for name in _PARTS if hasattr(made, name)}
     parts = {name: part for name, part in parts.items() if part is not None}
     for name, part in parts.items():
-        if _is_pair(part) and not (part[0].dim() and part[0].shape[:1] == part[1].shape[:1]):
-            shapes = " and ".join(str(list(tensor.shape)) for tensor in part)
-            raise DataError(f"{name} is a pair of tensors {shapes}", "give both the length of the samples")
         if isinstance(part, IterableDataset | DataLoader):
             why = "a run makes its own batches, and resumes by the index of a sample"
             raise DataError(f"{name} is {instance(part)}: {why}", "give a map-style torch.utils.data.Dataset")
-    parts = {name: TensorDataset(*part) if _is_pair(part) else part for name, part in parts.items()}
+        if hasattr(part, "__array__"):
+            raise DataError(f"{name} is {instance(part)} alone", "give a pair (inputs, targets)")
+    parts = {name: _in_memory(name, *part) if _is_pair(part) else part for name, part in parts.items()}
     known = all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts.values())
     return parts if "train" in parts and known else {}
 
 
 def _is_pair(part: Any) -> bool:
-    return isinstance(part, tuple) and len(part) == 2 and all(isinstance(tensor, Tensor) for tensor in part)
+    arrays = [hasattr(one, "__array__") for one in part] if isinstance(part, tuple | list) and len(part) == 2 else []
+    return arrays[:1] == [True] and (arrays[1] or isinstance(part[1], list))
+
+
+def _in_memory(name: str, inputs: Any, targets: Any) -> TensorDataset:
+    pair = tensor_of(f"the inputs of {name}", inputs), tensor_of(f"the targets of {name}", targets)
+    if not (pair[0].dim() and pair[0].shape[:1] == pair[1].shape[:1]):
+        shapes = " and ".join(str(list(tensor.shape)) for tensor in pair)
+        raise DataError(f"{name} is a pair of tensors {shapes}", "give both the length of the samples")
+    return TensorDataset(*pair)
+
+
+def tensor_of(what: str, values: Any) -> Tensor:
+    """Return a tensor of numbers, without a copy if torch can read their memory; unsigned integers become int64.
+
+    Raises:
+        DataError: The values, called ``what`` in the message, are no numbers, or rows of different lengths.
+    """
+    if isinstance(values, Tensor):
+        return values
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{what} make no array: {error}", "give rows of one length") from error
+    kind, dtype = array.dtype.kind, array.dtype.newbyteorder("=")
+    if kind not in "biuf":
+        raise DataError(f"{what} are {array.dtype}, not numbers", "number the classes from 0, and give numbers")
+    if array.dtype.itemsize > (1 if kind == "u" else 8):
+        dtype = np.dtype(np.int64 if kind == "u" else np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of memory that is not to be written, and nobody writes here
+        return torch.from_numpy(np.require(array, dtype, "C"))
+
+
+class PreparedTensors:
+    """Preparation of data sets of tensors (`Dataset.prepare`): floats become float32, and integer targets int64."""
+
+    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
+        """Move a host batch to the device in these dtypes, and inputs ``[N, C, H, W]`` to the memory format."""
+        batch = batch.to(device)
+        inputs, targets = batch.inputs, batch.targets
+        inputs = inputs.float() if inputs.is_floating_point() else inputs
+        targets = targets.float() if targets.is_floating_point() else targets.long()
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=memory_format)
+        return replace(batch, inputs=inputs, targets=targets)
 
 
 class MapSplit(IndependentSamples):
     """Split of a map-style dataset. Random transforms draw from generators seeded by (seed, epoch, index).
 
     Raises:
-        DataError: There is no sample, the inputs are bool or integers of less than 32 bits, or a sample is no pair of
-            tensors or of what torch's ``default_collate`` makes tensors of.
+        DataError: There is no sample, the inputs are bool or integers of less than 32 bits, a tensor in memory has NaN
+            or inf in float32, or a sample is no pair of tensors or of what torch's ``default_collate`` makes them of.
     """
 
     def __init__(self, name: str, samples: Any) -> None:
@@ -95,6 +150,10 @@ class MapSplit(IndependentSamples):
             kind = str(dtype).removeprefix("torch.")
             hint = "scale them in a transform, as torchvision's ToTensor does"
             raise DataError(f"the inputs of {name} are {kind}, and a network computes with floats", hint)
+        for what, tensor in zip(("inputs", "targets"), self.inner.tensors if self.in_memory else (), strict=False):
+            if len(odd := _not_finite(tensor)[rows].nonzero()):
+                where = f"in {len(odd):,} of {len(self):,} samples, first in sample {int(odd[0])}"
+                raise DataError(f"the {what} of {name} have NaN or inf {where}", "fix or remove them")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -140,33 +199,47 @@ class MapSplit(IndependentSamples):
 
     def targets(self) -> Tensor | None:
         """Return the class of each sample, int64 ``[N]``, from an attribute or by reading up to `READ_ALL` samples."""
-        first = self.first.targets
-        if first.is_floating_point() or first.dim() != 1:
+        if self.first.targets.is_floating_point() or self.first.targets.dim() != 1:
             return None
+        if (known := self._known_targets()) is None and len(self) <= READ_ALL:
+            known = self.some_targets()
+        return None if known is None else known.long()
+
+    def some_targets(self) -> Tensor | None:
+        """Return the targets of all samples, or of `READ_ALL` evenly spaced ones if the dataset does not have them.
+
+        They are ``[n, ...]``; None if their shapes differ.
+        """
         if (known := self._known_targets()) is not None:
             return known
-        if len(self) > READ_ALL:
-            return None
-        return torch.cat([self.fetch([index], 0, 0).targets.long() for index in range(len(self))])
+        count = min(len(self), READ_ALL)
+        read = [self.fetch([number * len(self) // count], 0, 0).targets for number in range(count)]
+        return torch.cat(read) if len({target.shape for target in read}) == 1 else None
 
-    def class_names(self) -> tuple[str, ...]:
-        """Return ``classes`` of the dataset; nothing if a subset has made other targets of those of the dataset."""
-        classes = getattr(self.inner, "classes", ())
-        names = tuple(map(str, classes)) if isinstance(classes, Iterable) else ()  # else a number, or a method
+    def names(self, attribute: str = "classes") -> tuple[str, ...]:
+        """Return ``classes`` or ``output_names`` of the dataset; nothing if a subset has made targets of its own."""
+        values = getattr(self.inner, attribute, ())
+        names = tuple(map(str, values)) if isinstance(values, Iterable) else ()  # else a number, or a method
         other = not self._as_they_are and hasattr(self.inner, "targets") and self._known_targets() is None
         return () if other else names
 
     def _known_targets(self) -> Tensor | None:
-        """Return what the dataset says to be its targets, int64 ``[N]``, if they are those of its samples; else None.
+        """Return what the dataset says to be its targets, ``[N, ...]``, if they are those of its samples; else None.
 
-        Compared are the first samples of up to `LOOKED_AT` classes.
+        Compared are the first samples of up to `LOOKED_AT` classes, or other targets.
         """
+        if self.in_memory:
+            known: Tensor = self.inner.tensors[1]
+            return known.detach()[self._rows]
         try:
-            targets = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
-            classes = torch.as_tensor(targets)[self._rows].long()
-            first = dict(zip(reversed(classes.tolist()), reversed(range(len(classes))), strict=True))
-            looked = sorted(first.items())[:LOOKED_AT]
-            return classes if all(int(self.fetch([at], 0, 0).targets) == label for label, at in looked) else None
+            known = torch.as_tensor(getattr(self.inner, "targets", None))[self._rows]
+            looked = list(range(0, len(known), -(-len(known) // LOOKED_AT)))
+            if known.dim() == 1:
+                first = dict(zip(reversed(known.tolist()), reversed(range(len(known))), strict=True))
+                looked = [at for _, at in sorted(first.items())[:LOOKED_AT]]
+            read = torch.cat([self.fetch([at], 0, 0).targets for at in looked])
+            exact = torch.float32 if read.is_floating_point() else torch.float64
+            return known if torch.equal(read.to(exact), known[looked].to(exact)) else None
         except (TypeError, ValueError, RuntimeError, IndexError):  # none, words, boxes, of another length
             return None
 
@@ -191,6 +264,18 @@ def _gives_samples_as(kind: type[TorchDataset[Any]], dataset: Any) -> bool:
     return isinstance(dataset, kind) and all(same)
 
 
+def _not_finite(values: Tensor) -> Tensor:
+    """Return which samples of ``[N, ...]`` have NaN or inf in float32, bool ``[N]`` on the CPU."""
+    if not values.is_floating_point():
+        return torch.zeros(len(values), dtype=torch.bool)
+    parts = [part.detach().float().isfinite().unsqueeze(-1).flatten(1).all(1) for part in values.split(1024)]
+    return ~torch.cat(parts).cpu()
+
+
+def _are_labels(targets: Tensor | None) -> bool:
+    return targets is not None and targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all())
+
+
 def _untrained(classes: Tensor | None, count: int) -> tuple[str, ...]:
     """Return a warning if some of the classes, which are counted from the largest number, have no training sample."""
     there = set() if classes is None else {*classes.tolist()}
@@ -200,11 +285,28 @@ def _untrained(classes: Tensor | None, count: int) -> tuple[str, ...]:
     return (f"no training sample has class {listed(missing, 5)} of {count}: classes are numbered from 0",)
 
 
+#: Task and words for what targets show, by the fact that shows it.
+_TASKS = {
+    "label_counts": ("multilabel", "label", "labels"), "target_mean": ("regression", "output", "outputs"),
+    "num_classes": ("classify", "class", "classes"),
+}  # fmt: skip
+
+_TARGETS = (
+    "classes are integers [N], also targets.squeeze(1) of [N, 1], numbers floats [N] or [N, K], labels 0 or 1 [N, K]"
+)
 _PAIR = "a sample is a pair (input, target) of tensors, arrays or numbers"
 
 
-class MapDataset(SplitDataset[MapSplit]):
-    """Data set of map-style datasets of torch, with floating-point tensors as float32 and integer targets as int64."""
+class MapDataset(PreparedTensors, SplitDataset[MapSplit]):
+    """Data set of map-style datasets of torch.
+
+    Targets are looked at, so that a network and a task know what to return: classes, labels, or numbers.
+
+    Raises:
+        DataError: A part has other classes, names of outputs or shapes of targets than the training data.
+    """
+
+    inputs = "tensors"
 
     def __init__(self, name: str, parts: Mapping[str, Any], workers: int) -> None:
         splits = {part: MapSplit(part, samples) for part, samples in parts.items()}
@@ -213,9 +315,9 @@ class MapDataset(SplitDataset[MapSplit]):
             () if self.val or self.test else ("there is no validation data: return train, val and test",)
         )
         self.warnings += tuple(warning for split in splits.values() for warning in split.warnings())
-        self.class_names = self.train.class_names()
+        self.class_names = self.train.names()
         for part, split in splits.items():
-            for at, (own, theirs) in enumerate(zip_longest(self.class_names, split.class_names())):
+            for at, (own, theirs) in enumerate(zip_longest(self.class_names, split.names())):
                 if self.class_names and theirs not in (own, None):  # a part may lack the last ones
                     what = f"{part} has {theirs!r} as class {at}, and train has {own!r}" if own else ""
                     what = what or f"{part} has the class {theirs!r}, and train has {len(self.class_names)} others"
@@ -226,47 +328,99 @@ class MapDataset(SplitDataset[MapSplit]):
                 labels = torch.cat([classes for classes in known if classes is not None]).unique()
                 if labels[0] < 0:
                     raise DataError(f"a target is {int(labels[0])}: classes are numbered from 0", "number them so")
-                self.class_names = tuple(map(str, range(int(labels[-1]) + 1)))
-                self.warnings += _untrained(known[0], len(self.class_names))
+                if labels[-1] <= MOST_CLASSES:
+                    self.class_names = tuple(map(str, range(int(labels[-1]) + 1)))
+                    self.warnings += _untrained(known[0], len(self.class_names))
+        self._outputs = self._output_facts()
+
+    def _output_facts(self) -> dict[str, Any]:
+        """Return the facts of targets that are numbers ``[N]`` or ``[N, K]``, or labels ``[N, K]``; none for others.
+
+        Warnings are added. Raise DataError for parts, or names, with another number of outputs.
+        """
+        split, first = self.train, self.train.first.targets
+        floats, count = first.is_floating_point(), first[0].numel()
+        if not (first.dim() <= 2 and count and (floats or _are_labels(first))):
+            return {}
+        targets = split.some_targets()
+        if targets is None or _not_finite(targets).any():
+            return {}
+        held_out = [part for part in (self.val, self.test) if part is not None]
+        labels = _are_labels(targets) and all(_are_labels(part.some_targets()) for part in held_out)
+        if not (floats or labels):
+            return {}
+        for part in held_out:
+            shape, own = (list(one.first.targets.shape[1:]) for one in (part, split))
+            if shape != own:
+                raise DataError(f"a target of {part.name} is {shape}, and one of train {own}", "give them one shape")
+        given = {names for part in (split, *held_out) if (names := part.names("output_names"))}
+        if len(given) > 1 or any(not len(names) == len({*names}) == count for names in given):
+            what = " and ".join(listed(names, 5) for names in sorted(given))
+            raise DataError(f"output_names are {what}, for {count} outputs", "name each output, the same in all parts")
+        names = self.class_names if labels and len(self.class_names) == count else tuple(map(str, range(count)))
+        names = next(iter(given), names)
+        rows = targets.float().double().cpu().reshape(len(targets), count)  # training sees them in float32
+        mean, std, same = rows.mean(0), rows.std(0, correction=0), (rows == rows[0]).all(0)
+        std[same | (std.float() == 0)] = 1.0  # by which standardised targets are divided
+        coarse = ~same & (mean.abs() > MOST_MEAN * std)
+        for what, which in (("constant", same), ("too coarse: subtract their mean", coarse)):
+            if odd := [names[at] for at in which.nonzero().flatten().tolist()]:
+                self.warnings += (f"in float32 the training targets of output {listed(odd, 5)} are {what}",)
+        if len(rows) < len(split):
+            what = f"the facts of the targets are from {len(rows):,} of {len(split):,} training samples, evenly spaced"
+            self.warnings += (f"{what}: the others were not looked at",)
+        facts: dict[str, Any] = {"num_outputs": count, "output_names": names}
+        if floats:
+            facts |= {"target_mean": tuple(mean.tolist()), "target_std": tuple(std.tolist())}
+        if labels:
+            facts["label_counts"] = tuple((rows.mean(0) * len(split)).round().long().tolist())
+        return facts
 
     @property
     def lacks(self) -> dict[str, Problem]:
         """Reasons, with hints, why the data lacks some facts, by name of the fact."""
-        shape, first = list(self.train.first.inputs.shape[1:]), self.train.first.targets
+        shape, first, facts = list(self.train.first.inputs.shape[1:]), self.train.first.targets, self.facts()
         kind, looked = str(first.dtype).removeprefix("torch."), min(READ_ALL, len(self.train))
-        classes = f"a look at {looked:,} targets of type {kind} shows no classes"
+        what = f"the targets are {kind} [{', '.join(map(str, ('N', *first.shape[1:])))}]"
+        if first.dim() == 1 and not first.is_floating_point() and not self.class_names:
+            what = f"a look at {looked:,} targets of type {kind} shows no classes, and the dataset has no list classes"
+        elif first.dim() <= 2 and first.is_floating_point() and not self._outputs:
+            what += ", and some are NaN or inf, or of another shape"
+        fits = " and ".join(f"task={task}" for fact, (task, *_) in _TASKS.items() if fact in facts)
+        hint = f"{fits and f'for these targets: {fits}; '}{_TARGETS}"
+        classes = f"{hint}; model.facts={{num_classes: num_outputs}} lets a model of classes return other numbers"
+        inputs = Problem(f"the inputs are {shape}, not [channels, side, side]", "model=mlp takes inputs of any shape")
         return {
-            "num_classes": Problem(classes, "give the dataset an attribute classes, the names in order"),
-            "in_channels": Problem(f"the inputs are {shape}, not [channels, side, side]", "choose another model"),
-            "image_size": Problem(f"the inputs are {shape}, not [channels, side, side]", "choose another model"),
+            **dict.fromkeys((*_TASKS, "num_outputs", "output_names", "target_std"), Problem(what, hint)),
+            "num_classes": Problem(what, classes if self._outputs else hint),
+            **dict.fromkeys(("in_channels", "image_size"), inputs),
         }
 
     @override
     def facts(self) -> dict[str, Any]:
-        """Return ``num_classes``, ``class_names``, ``in_channels`` and ``image_size``, those that the samples show."""
+        """Return the shape of the inputs, and what the samples show of images, classes, labels and other outputs."""
         facts = class_facts(self.class_names) if self.class_names else {}
-        if len(shape := self.train.first.inputs.shape[1:]) == 3:
+        facts["input_shape"] = shape = tuple(self.train.first.inputs.shape[1:])
+        if len(shape) == 3:
             facts["in_channels"] = shape[0]
             facts |= {"image_size": shape[1]} if shape[1] == shape[2] else {}
-        return facts
+        return facts | self._outputs
 
     @override
     def describe(self) -> str:
-        first = self.train.first.inputs
+        first, facts = self.train.first.inputs, self.facts()
         shape = "x".join(map(str, first.shape[1:])) or "scalar"
-        classes = f", {len(self.class_names):,} classes" if self.class_names else ""
-        return f"{shape} {str(first.dtype).removeprefix('torch.')}{classes}"
+        shown = [counted(facts["num_outputs"], *words) for fact, (_, *words) in _TASKS.items() if fact in facts]
+        return ", ".join([f"{shape} {str(first.dtype).removeprefix('torch.')}", *shown[:1]])
 
     @override
     def card(self) -> dict[str, Any]:
-        return {"labels": list(self.class_names)}
-
-    @override
-    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        batch = batch.to(device)
-        inputs, targets = batch.inputs, batch.targets
-        inputs = inputs.float() if inputs.is_floating_point() else inputs
-        targets = targets.float() if targets.is_floating_point() else targets.long()
-        if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=memory_format)
-        return replace(batch, inputs=inputs, targets=targets)
+        facts = {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in self.facts().items()}
+        inputs, targets = self.train.first.inputs, self.train.first.targets
+        return {
+            **facts,
+            "labels": list(self.class_names or self.train.names("output_names")),
+            "input_dtype": str(inputs.dtype).removeprefix("torch."),
+            "target_dtype": str(targets.dtype).removeprefix("torch."),
+            "target_shape": list(targets.shape[1:]),
+        }

@@ -11,10 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
 from mptrain.system.device import widest
+from mptrain.system.errors import ConfigError, instance
+from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch
 
 
@@ -50,6 +55,9 @@ class Sounds:
     rate: int
     captions: tuple[str, ...] = ()
 
+
+#: Numbers of a split on the host, ``[N, K]``.
+Table: TypeAlias = NDArray[np.float64]
 
 Exhibit: TypeAlias = Pictures | Texts | Sounds
 
@@ -151,6 +159,75 @@ class OneNetworkTask(Task):
     @override
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
         return {name: total / terms for name, total in sums.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputsTask(OneNetworkTask):
+    """Base class of a task whose network returns K numbers for each sample, for targets ``[N]`` or ``[N, K]``.
+
+    All metrics come from `score`, so that an evaluation calls the network once: `measure` returns nothing.
+
+    Attributes:
+        num_outputs: K.
+        output_names: Names of the outputs in predictions; if empty, their numbers.
+    """
+
+    num_outputs: PositiveInt
+    output_names: tuple[str, ...] = ()
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each output of each sample, float32 ``[N, K]`` as both arguments."""
+
+    @abstractmethod
+    def score_of(self, outputs: Table, targets: Table) -> dict[str, float]:
+        """Return the metrics of a split by name, from the network's outputs and the targets, both ``[N, K]``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the outputs, or else their numbers."""
+        return self.output_names or tuple(map(str, range(self.num_outputs)))
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return what the network returns, float32 ``[N, K]``; for one output it may return ``[N]``.
+
+        Raises:
+            ConfigError: It returns another shape, which is never broadcast against the targets.
+        """
+        output: Any = model(batch.inputs)
+        shape = (batch.samples, self.num_outputs)
+        if not isinstance(output, Tensor) or output.shape not in (
+            shape,
+            shape[: -1 if self.num_outputs == 1 else None],
+        ):
+            made = str(list(output.shape)) if isinstance(output, Tensor) else instance(output)
+            what = f"{type(model).__name__} returns {made}, and {list(shape)} are wanted: {shape[1]} for each sample"
+            raise ConfigError(what, "let it return the data set's fact num_outputs numbers a sample, as model=mlp does")
+        return output.float().reshape(shape)
+
+    @override
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.losses(self.outputs(model, batch), self._targets(batch)).mean()
+
+    @override
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {}
+
+    @override
+    def answers(self, model: nn.Module, batch: Batch) -> Sequence[Table]:
+        """Return the mean loss of each sample, its K outputs and its K targets, float64 ``[1 + 2 K]``."""
+        outputs, targets = self.outputs(model, batch), self._targets(batch)
+        columns = torch.cat([self.losses(outputs, targets).mean(1, keepdim=True), outputs, targets], 1)
+        return list(columns.cpu().double().numpy())
+
+    @override
+    def score(self, answers: Sequence[Table]) -> dict[str, float]:
+        table = np.stack(answers)
+        outputs, targets = np.split(table[:, 1:], 2, axis=1)
+        return {"loss": float(table[:, 0].mean()), **self.score_of(outputs, targets)}
+
+    def _targets(self, batch: Batch) -> Tensor:
+        return batch.targets.float().reshape(batch.samples, self.num_outputs)
 
 
 def token_sums(losses: Tensor, best: Tensor, targets: Tensor) -> dict[str, Tensor]:

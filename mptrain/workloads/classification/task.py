@@ -1,5 +1,7 @@
 """Classification task: cross-entropy, optional mixup, and top-1 and (for more than five classes) top-5 accuracy.
 
+And that of several labels of each sample: binary cross-entropy, macro F1 and mean average precision.
+
 Logits are cast to FP32 before the loss, because sums of FP16 logits over a batch overflow at 65504. Mixed targets are
 FP32, and images are mixed in FP32 before they are rounded.
 
@@ -12,6 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,7 +27,7 @@ from mptrain.system.process_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.loader import Loader
-from mptrain.workloads.base.task import OneNetworkTask
+from mptrain.workloads.base.task import OneNetworkTask, OutputsTask, Table
 from mptrain.workloads.classification.models.convnet import cnn
 
 
@@ -52,7 +55,7 @@ class Classify(OneNetworkTask):
     metric = "top1"
     higher_is_better = True
     shares = ("top1", "top5")
-    refuses = ("boxes",)
+    refuses = ("boxes", "target_mean", "label_counts")  # targets [N, K] of a data set that also names classes
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of a micro-batch plus weighted auxiliary losses, after mixup and smoothing.
@@ -106,6 +109,61 @@ class Classify(OneNetworkTask):
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), targets, label_smoothing=self.label_smoothing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabel(OutputsTask):
+    """Task of K labels, each of which a sample has or has not: binary cross-entropy of logits in FP32, their mean.
+
+    The best checkpoint is that of ``map``, which ranks samples: as long as no probability of a rare label reaches a
+    half, ``macro_f1`` is 0 and cannot tell one checkpoint from another.
+
+    Attributes:
+        label_counts: Numbers of training samples with each label, which only data sets of labels know.
+    """
+
+    label_counts: tuple[int, ...]
+
+    metric = "map"
+    higher_is_better = True
+
+    @override
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+
+    @override
+    def score_of(self, outputs: Table, targets: Table) -> dict[str, float]:
+        """Return ``macro_f1`` of the labels with a probability of a half or more, and ``map``, as scikit-learn does.
+
+        The F1 of a label that no sample has and none is given is 0. ``map``, the mean average precision, is over the
+        labels that a sample has; it is NaN without any. Both are NaN if an output is.
+        """
+        if np.isnan(outputs).any():
+            return {"macro_f1": math.nan, "map": math.nan}
+        said, positives = outputs >= 0, targets.sum(0)
+        f1 = 2 * (said * targets).sum(0) / np.maximum(said.sum(0) + positives, 1)
+        precision = average_precision(outputs[:, positives > 0], targets[:, positives > 0])
+        return {"macro_f1": float(f1.mean()), "map": float(precision.mean()) if len(precision) else math.nan}
+
+    @override
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Return the ``labels`` with a probability of a half or more, and the ``probabilities`` of all by name."""
+        rows = [dict(zip(self.names, row, strict=True)) for row in self.outputs(model, batch).sigmoid().tolist()]
+        return [{"labels": [name for name in row if row[name] >= 0.5], "probabilities": row} for row in rows]
+
+
+def average_precision(scores: Table, targets: Table) -> Table:
+    """Return the average precision of each label, float64 ``[K]``, from scores and targets 0 or 1, both ``[N, K]``.
+
+    It is the mean over a label's samples of the precision among those with their score or a higher one.
+    """
+    order = np.argsort(-scores, axis=0, kind="stable")
+    scores, targets = np.take_along_axis(scores, order, 0), np.take_along_axis(targets, order, 0)
+    ranks = np.arange(len(scores))[:, None]
+    last = np.where(scores != np.roll(scores, -1, 0), ranks, len(scores) - 1)
+    last = np.minimum.accumulate(last[::-1], 0)[::-1]  # of the samples with the same score
+    hits = np.take_along_axis(targets.cumsum(0), last, 0)
+    return np.asarray((targets * hits / (last + 1)).sum(0) / targets.sum(0), dtype=np.float64)
 
 
 def mixed(batch: Batch, num_classes: int, alpha: float) -> Batch:

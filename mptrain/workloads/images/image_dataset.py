@@ -53,9 +53,10 @@ class ImageDataset(Dataset):
     inputs = "pictures"
 
     def facts(self) -> dict[str, Any]:
-        """Return ``in_channels`` and ``image_size`` of the network's input, and the classes if there are several."""
+        """Return ``in_channels``, ``image_size`` and ``input_shape``, and the classes if there are several."""
         classes = class_facts(self.class_names) if len(self.class_names) > 1 else {}
-        return {**classes, "in_channels": self.preparation.channels, "image_size": self.preparation.image_size}
+        channels, side = self.preparation.channels, self.preparation.image_size
+        return {**classes, "in_channels": channels, "image_size": side, "input_shape": (channels, side, side)}
 
     @property
     def lacks(self) -> dict[str, Problem]:

@@ -165,6 +165,9 @@ def test_the_digest_of_the_data_does_not_depend_on_their_place(tmp_path):
     assert digest("b", files={"test": ["/elsewhere/digits.txt"]}) == here
     assert digest("c", files={"test": ["/data/other.txt"]}) != here
     assert digest("d", labels=["1", "0"]) != here
+    old = {"num_classes": 10, "in_channels": 1, "image_size": 8}
+    assert digest("e", **old) == digest("f", **old, num_outputs=10, input_shape=[1, 8, 8])  # of earlier versions
+    assert digest("g", num_outputs=2, input_shape=[5]) != digest("h", num_outputs=2, input_shape=[6])
 
 
 @pytest.mark.parametrize(("ranks", "known"), [(1, None), (2, 2)])

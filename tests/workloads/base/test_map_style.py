@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import ChainDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from mptrain.cli.main import main
+from mptrain.config.targets import facts_in
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
@@ -56,6 +57,11 @@ def tensors():
     return (whole.images[:80], torch.arange(80) % 3), TensorDataset(whole.images[80:], torch.arange(80, 120) % 3)
 
 
+def arrays():
+    whole = Squares(moving=False).images.numpy()
+    return {"train": (whole[:80], whole.mean((2, 3))[:80]), "val": (whole[80:], whole.mean((2, 3))[80:].tolist())}
+
+
 def endless():
     class Endless(IterableDataset):
         def __iter__(self):
@@ -84,7 +90,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_squares.py").write_text(OWN)
     (tmp_path / "my/dataset").mkdir(parents=True)
-    for name in ("parts", "Holder", "tensors", "endless", "alone"):
+    for name in ("parts", "Holder", "tensors", "arrays", "endless", "alone"):
         more = {"parts": "double: false\n", "Holder": "workers: 0\n"}.get(name, "")
         (tmp_path / f"my/dataset/{name}.yaml").write_text(f"_target_: own_squares.{name}\n{more}")
     sys.modules.pop("own_squares", None)
@@ -108,6 +114,15 @@ def test_they_train_and_evaluate_with_facts_of_the_samples(own, words, capsys):
     if words == ("tensors",):
         assert main(["eval", "outputs/run", "extensions.allow=[own_squares.*]"]) == 0
         assert "split=val samples=" in capsys.readouterr().out
+
+
+def test_arrays_of_a_function_are_trained_on_evaluated_and_their_task_is_named(own, capsys):
+    assert train("arrays") == 2
+    assert "for these targets: task=regression" in " ".join(capsys.readouterr().err.split())
+    assert train("arrays", "task=regression", "run.name=run") == 0
+    assert "3x8x8 float32, 3 outputs" in " ".join(capsys.readouterr().out.split())
+    assert main(["eval", "outputs/run", "extensions.allow=[own_squares.*]"]) == 0
+    assert "rmse_95=" in capsys.readouterr().out
 
 
 def test_random_transforms_follow_seed_epoch_and_index(own):
@@ -198,9 +213,9 @@ def test_classes_come_from_names_targets_or_the_samples():
     shifted = Pairs((ONE, 4), (ONE, 7))
     shifted.targets = [0, 1]  # before a target_transform
     assert MapDataset("own", torch_parts(shifted), 0).facts()["num_classes"] == 8
-    numbers = MapDataset("own", torch_parts((torch.zeros(6, 5), torch.zeros(6, 1))), 0)
-    assert (numbers.facts(), numbers.describe(), numbers.train.in_memory) == ({}, "5 float32", True)
-    assert "shows no classes" in numbers.lacks["num_classes"].what
+    shapeless = MapDataset("own", torch_parts((torch.zeros(6, 5), torch.zeros(6, 1, 1))), 0)
+    assert (shapeless.facts(), shapeless.describe()) == ({"input_shape": (5,)}, "5 float32")
+    assert shapeless.train.in_memory
     tokens = MapDataset("own", torch_parts(TensorDataset(torch.ones(4, 7, dtype=torch.int64), torch.arange(4))), 0)
     batch = tokens.prepare(tokens.train.fetch([2, 3], 0, 0), torch.device("cpu"), torch.contiguous_format)
     assert (batch.inputs.dtype, batch.targets.tolist()) == (torch.int64, [2, 3])
@@ -359,3 +374,208 @@ def test_what_is_no_dataset_is_left_to_the_other_protocol():
         with pytest.raises(DataError, match=r"^train is a .*Data.*: a run makes its own batches"):
             torch_parts((part, None))
     assert list(torch_parts(random_split(Pairs((ONE, 1), (ONE, 2)), [1, 1]))) == ["train", "val"]
+
+
+def facts_of(data):
+    return MapDataset("own", torch_parts(data), 0).facts()
+
+
+ROWS = np.arange(12.0).reshape(6, 2)
+
+
+@pytest.mark.parametrize("order", [">f8", "<f4", "f2"])
+@pytest.mark.parametrize("change", [np.asfortranarray, lambda array: array[::-1], np.array])
+def test_arrays_of_any_layout_are_taken_without_a_copy_where_possible(order, change, recwarn):
+    array = change(ROWS.astype(order))
+    array.flags.writeable = False
+    data = MapDataset("own", torch_parts((array, [0, 1, 2] * 2)), 0)
+    assert data.train.in_memory
+    batch = data.prepare(data.train.fetch([5, 1], 0, 0), torch.device("cpu"), torch.channels_last)
+    assert torch.equal(batch.inputs, torch.tensor(array[[5, 1]].astype("f4")))
+    assert (batch.inputs.dtype, batch.targets.tolist()) == (torch.float32, [2, 1])
+    if order == "<f4" and change is np.array:
+        assert data.train.inner.tensors[0].data_ptr() == array.ctypes.data
+    assert not recwarn
+
+
+@pytest.mark.parametrize("kind", ["u2", "u4", "u8", "i1", "i4", "i8", "?"])
+def test_integers_of_any_width_are_classes(kind):
+    data = MapDataset("own", torch_parts((ROWS, np.array([0, 1] * 3, kind))), 0)
+    assert (data.facts()["num_classes"], data.facts()["num_outputs"], data.describe()) == (2, 2, "2 float64, 2 classes")
+
+
+def test_pairs_of_arrays_are_parts_and_two_arrays_of_one_length_are_one():
+    pair = (ROWS, torch.arange(6))
+    for data, names in (
+        (pair, ["train"]),
+        ([ROWS, ROWS[:, 0]], ["train"]),
+        ((pair, list(pair)), ["train", "val"]),
+        ({"train": pair, "valid": TensorDataset(torch.ones(3, 2), torch.ones(3).long())}, ["train", "val"]),
+        ((pair, None, pair), ["train", "test"]),
+    ):
+        assert list(torch_parts(data)) == names
+    for data, said in (
+        ((ROWS, ROWS[:4]), r"train is a pair of tensors \[6, 2\] and \[4, 2\]"),
+        ((pair, ROWS), "val is a ndarray alone"),
+        ({"train": torch.ones(3)}, "train is a Tensor alone"),
+        ((ROWS, ["cat"] * 6), "the targets of train are <U3, not numbers"),
+        ((ROWS.astype(object), [1] * 6), "the inputs of train are object, not numbers"),
+        ((ROWS, [[1], [2, 3]]), "the targets of train make no array"),
+        ((ROWS * 1j, [1] * 6), "the inputs of train are complex128, not numbers"),
+    ):
+        with pytest.raises(DataError, match=said):
+            torch_parts(data)
+    with pytest.raises(DataError, match="the inputs of train are uint8, and a network computes with floats"):
+        facts_of((ROWS.astype(np.uint8), [1] * 6))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
+def test_numbers_in_memory_that_are_not_finite_are_counted_and_placed(value):
+    odd = ROWS.copy()
+    odd[3, 1] = odd[5, 0] = value
+    for data, what in (((odd, ROWS), "inputs"), ((ROWS, odd), "targets"), ((ROWS, odd[:, 1:]), "targets")):
+        count = 2 - (data[1].shape[1] == 1)
+        said = f"the {what} of train have NaN or inf in {count} of 6 samples, first in sample 3"
+        with pytest.raises(DataError, match=said):
+            facts_of(data)
+    whole = TensorDataset(torch.tensor(odd), torch.arange(6) % 2)
+    assert facts_of(Subset(whole, [0, 1]))["num_classes"] == 2  # the others are not trained on
+    with pytest.raises(DataError, match="in 1 of 2 samples, first in sample 1"):
+        facts_of(Subset(whole, [0, 5]))
+
+
+def test_floats_are_outputs_with_their_mean_and_deviation_over_the_training_targets():
+    targets = np.stack([ROWS[:, 0] * 1e5 + 7, ROWS[:, 0] % 4], 1)
+    facts = facts_of(((ROWS, targets), (ROWS, -targets)))
+    assert facts["num_outputs"] == 2
+    assert facts["output_names"] == ("0", "1")
+    assert facts["target_mean"] == pytest.approx(targets.mean(0).tolist(), rel=1e-12)
+    assert facts["target_std"] == pytest.approx(targets.std(0).tolist(), rel=1e-12)
+    assert facts.keys() == {"input_shape", "num_outputs", "output_names", "target_mean", "target_std"}
+    alone = facts_of((torch.ones(6, 3, 4, 4), targets[:, 0].tolist()))
+    assert alone == {
+        **{name: facts[name][:1] for name in ("output_names", "target_mean", "target_std")},
+        "num_outputs": 1,
+        "input_shape": (3, 4, 4),
+        "in_channels": 3,
+        "image_size": 4,
+    }
+
+
+@pytest.mark.parametrize("kind", [bool, int, np.float32])
+def test_targets_of_zeros_and_ones_are_labels_if_those_of_all_parts_are(kind):
+    labels = np.array([[0, 1, 1], [0, 0, 1], [0, 1, 1]], kind)
+    data = MapDataset("own", torch_parts(((ROWS[:3], labels), (ROWS[:3], labels))), 0)
+    assert data.facts()["label_counts"] == (0, 2, 3)
+    assert ("target_mean" in data.facts()) == (kind is np.float32)
+    assert data.describe() == "2 float64, 3 labels"
+    assert data.warnings == ("in float32 the training targets of output 0, 2 are constant",)
+    assert "label_counts" not in facts_of(((ROWS[:3], labels), (ROWS[:3], labels * 2.0)))
+    assert "num_outputs" not in facts_of(((ROWS[:3], labels.astype(int)), (ROWS[:3], labels * 2)))
+
+
+def test_constant_and_coarse_targets_are_warned_of():
+    targets = np.stack([np.full(6, 0.1), ROWS[:, 0], 1e9 + 100 * ROWS[:, 0]], 1)
+    data = MapDataset("own", torch_parts(((ROWS, targets), (ROWS, targets))), 0)
+    assert data.facts()["target_std"][0] == 1.0
+    assert data.warnings == (
+        "in float32 the training targets of output 0 are constant",
+        "in float32 the training targets of output 2 are too coarse: subtract their mean",
+    )
+
+
+class Read(Pairs):
+    """Samples that are made when they are read; the number of reads of each is counted."""
+
+    def __init__(self, count, target, **more):
+        self.count, self.target, self.reads = count, target, 0
+        vars(self).update(more)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return torch.zeros(2), self.target(index)
+
+
+def test_targets_that_are_not_in_memory_are_read_up_to_a_number_of_them(monkeypatch):
+    monkeypatch.setattr("mptrain.workloads.base.map_style.READ_ALL", 50)
+    few, many = (MapDataset("own", {"train": Read(count, lambda at: at / 7)}, 0) for count in (50, 200))
+    assert few.facts()["target_mean"] == pytest.approx((24.5 / 7,), rel=1e-6)
+    assert len(few.warnings) == 1  # there is no validation data
+    assert many.facts()["target_mean"] == pytest.approx((98 / 7,), rel=1e-6)  # of 0, 4, ... 196
+    assert many.warnings[1:] == (
+        "the facts of the targets are from 50 of 200 training samples, evenly spaced: the others were not looked at",
+    )
+    labels = MapDataset("own", {"train": Read(200, lambda at: torch.tensor([1, int(at % 8 == 0)]))}, 0)
+    assert labels.facts()["label_counts"] == (200, 100)  # half of those that were read
+    has_them = Read(200, lambda at: at / 7, targets=[at / 7 for at in range(200)])
+    assert MapDataset("own", {"train": has_them}, 0).facts()["target_mean"] == pytest.approx((99.5 / 7,), rel=1e-6)
+    assert has_them.reads < 30
+    others = Read(200, lambda at: at / 7, targets=[1.0 + at / 7 for at in range(200)])
+    assert MapDataset("own", {"train": others}, 0).facts()["target_mean"] == many.facts()["target_mean"]
+    for target in (lambda at: float("nan") if at == 3 else 1.0, lambda at: torch.ones(1 + at % 2)):
+        data = MapDataset("own", {"train": Read(20, target)}, 0)
+        assert data.facts() == {"input_shape": (2,)}
+        assert data.lacks["target_mean"].what.endswith(", and some are NaN or inf, or of another shape")
+
+
+def named(count, *names, attribute="output_names"):
+    data = TensorDataset(torch.ones(4, 2), torch.eye(4)[:, :count] * 3)
+    setattr(data, attribute, names)
+    return data
+
+
+def test_outputs_have_the_names_that_the_dataset_gives():
+    data = MapDataset("own", torch_parts((named(2, "height", "width"), named(2))), 0)
+    assert (data.facts()["output_names"], data.card()["labels"]) == (("height", "width"), ["height", "width"])
+    assert MapDataset("own", torch_parts(named(2)), 0).card()["labels"] == []  # as before there were such names
+    labels = TensorDataset(torch.ones(4, 2), torch.eye(4))
+    labels.classes = list("abcd")
+    assert facts_of(labels)["output_names"] == tuple("abcd")
+    for parts, said in (
+        ((named(2, "a"),), "output_names are a, for 2 outputs"),
+        ((named(2, "a", "a"),), "output_names are a, a, for 2 outputs"),
+        ((named(2, "a", "b"), named(2, "b", "a")), "output_names are a, b and b, a, for 2 outputs"),
+        ((named(2), named(1)), r"a target of val is \[1\], and one of train \[2\]"),
+    ):
+        with pytest.raises(DataError, match=said):
+            MapDataset("own", torch_parts(parts), 0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "fact", "said", "hint"),
+    [
+        (ROWS, "num_classes", "the targets are float64 [N, 2]", "for these targets: task=regression; "),
+        (ROWS % 2, "num_classes", "the targets are float64 [N, 2]", "task=multilabel and task=regression; "),
+        (np.arange(6), "target_mean", "the targets are int64 [N]", "for these targets: task=classify; "),
+        (np.arange(6), "label_counts", "the targets are int64 [N]", "for these targets: task=classify; "),
+        (
+            np.arange(6)[:, None],
+            "num_classes",
+            "int64 [N, 1]",
+            "classes are integers [N], also targets.squeeze(1) of [N, 1]",
+        ),
+        (np.arange(6) * 10**9, "num_classes", "of type int64 shows no classes", "numbers floats [N] or [N, K]"),
+        (ROWS, "num_classes", "the targets", "model.facts={num_classes: num_outputs}"),
+        (ROWS, "image_size", "the inputs are [2]", "model=mlp takes inputs of any shape"),
+    ],
+)
+def test_what_targets_are_for_is_named(targets, fact, said, hint):
+    data = MapDataset("own", torch_parts((ROWS, targets)), 0)
+    assert fact not in data.facts()
+    assert said in data.lacks[fact].what
+    assert hint in data.lacks[fact].hint
+
+
+def test_a_card_has_all_facts_as_json():
+    for targets in (np.arange(6) % 3, ROWS, ROWS % 2):
+        data = MapDataset("own", torch_parts((ROWS, targets)), 0)
+        card = json.loads(json.dumps(data.card()))
+        assert card == data.card()
+        assert facts_in(card) == data.facts()
+        assert (card["input_dtype"], card["target_shape"]) == (
+            "float64",
+            [2] * (targets is not None and targets.ndim - 1),
+        )

@@ -31,13 +31,19 @@ def build(name):
     defaults = keys.pop("defaults")
     module, _, function = keys.pop("_target_").rpartition(".")
     size = defaults.get("image_size", {}).get("small", 8)
-    facts = {"num_classes": 7, "in_channels": defaults.get("channels", 1), "image_size": size}
+    channels = defaults.get("channels", 1)
+    known = {
+        "num_classes": 7,
+        "num_outputs": 7,
+        "in_channels": channels,
+        "image_size": size,
+        "input_shape": (channels, size, size),
+    }
     target = getattr(importlib.import_module(module), function)
-    if "image_size" not in inspect.signature(target).parameters:
-        facts.pop("image_size")
+    facts = {fact: known[fact] for fact in inspect.signature(target).parameters if fact in known}
     if isinstance(keys.get("hidden", keys.get("widths")), list):
         keys = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
-    return target(**keys, **facts), size, facts["in_channels"]
+    return target(**keys, **facts), size, channels
 
 
 @pytest.mark.long
@@ -85,7 +91,7 @@ def test_plain16_loses_first_gradients_in_fp16_without_a_scale():
 
 
 def test_sizes_and_arguments_reach_the_network():
-    model = mlp(num_classes=10, in_channels=1, image_size=8, hidden=(128, 32), dropout=0.1)
+    model = mlp(num_outputs=10, input_shape=(1, 8, 8), hidden=(128, 32), dropout=0.1)
     shapes = [tuple(layer.weight.shape) for layer in model if isinstance(layer, nn.Linear)]
     assert shapes == [(128, 64), (32, 128), (10, 32)]
     assert [layer.p for layer in model if isinstance(layer, nn.Dropout)] == [0.1] * 2
@@ -93,6 +99,15 @@ def test_sizes_and_arguments_reach_the_network():
     model = torchvision_classifier(name="squeezenet1_1", num_classes=10, image_size=32, arguments={"dropout": 0.25})
     assert [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)] == [0.25]
     assert torchvision_classifier(name="vit_b_32", num_classes=10, image_size=64).image_size == 64
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (1, 8, 8), (2, 3, 4, 5)])
+def test_a_perceptron_takes_inputs_of_any_shape(shape):
+    inputs = torch.randn(6, *shape)
+    model = mlp(num_outputs=3, input_shape=shape, hidden=(4,))
+    assert torch.equal(model(inputs), model[1:](inputs.reshape(6, -1)))
+    with pytest.raises(ConfigError, match=r"model=mlp takes floats, and the inputs are torch.int64"):
+        model(inputs.long())
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_a_canvas_has_one_to_three_digits_of_every_class(scenes):
     assert (len(scenes.train), len(scenes.val), len(scenes.test)) == (60, 20, 30)
     assert scenes.facts() == {
         "num_classes": 10, "class_names": tuple("0123456789"), "in_channels": 1, "image_size": 64, "boxes": "pixels",
+        "num_outputs": 10, "input_shape": (1, 64, 64),
     }  # fmt: skip
 
 

@@ -58,6 +58,7 @@ def test_boxes_classes_and_difficult_ones_are_read(root):
     assert (len(data.train), len(data.val), data.test) == (3, 1, None)
     assert data.facts() == {
         "num_classes": 2, "class_names": ("cat", "dog"), "in_channels": 3, "image_size": 32, "boxes": "pixels",
+        "num_outputs": 2, "input_shape": (3, 32, 32),
     }  # fmt: skip
 
 

@@ -42,7 +42,9 @@ def test_files_are_read_where_torchvision_or_debian_leave_them(tmp_path, zipped,
     assert [len(part) for part in (data.train, data.val, data.test)] == [30, 10, 10]
     facts = data.facts()
     assert len(facts.pop("class_names")) == 10
-    assert facts == {"image_size": 2, "in_channels": 1, "num_classes": 10}
+    assert facts == {
+        "image_size": 2, "in_channels": 1, "input_shape": (1, 2, 2), "num_classes": 10, "num_outputs": 10,
+    }  # fmt: skip
     assert data.test.images[1].flatten().tolist() == [4, 5, 6, 7]
     assert data.test.targets.tolist() == list(range(10))
 

@@ -133,7 +133,7 @@ def test_images_without_class_folders_have_no_classes(tmp_path, place):
     data = load_image_folder(root=tmp_path, image_size=8, val_samples=2)
     assert [len(data.train), len(data.val), data.test] == [8, 2, None]
     assert data.train.fetch(range(8), 0, 0).targets.tolist() == [0] * 8
-    assert data.facts() == {"in_channels": 3, "image_size": 8}
+    assert data.facts() == {"in_channels": 3, "image_size": 8, "input_shape": (3, 8, 8)}
     assert (data.describe(), data.card()["labels"]) == ("3x8x8, no classes", [])
     assert "put those of each class into ROOT/CLASS" in data.lacks["num_classes"].hint
     if place == "train":

@@ -24,7 +24,8 @@ def test_images_follow_their_own_seed_and_have_the_stated_sizes():
     data = make_synthetic(**sizes, seed=4)
     assert [len(part) for part in (data.train, data.val, data.test)] == [70, 30, 20]
     names = tuple(f"class {number}" for number in range(7))
-    assert data.facts() == {"image_size": 24, "in_channels": 1, "num_classes": 7, "class_names": names}
+    pictures = {"image_size": 24, "in_channels": 1, "input_shape": (1, 24, 24)}
+    assert data.facts() == {**pictures, "num_classes": 7, "num_outputs": 7, "class_names": names}
     torch.manual_seed(6)
     assert torch.equal(data.train.images, make_synthetic(**sizes, seed=4).train.images)
     assert not torch.equal(data.train.images, make_synthetic(**sizes, seed=3).train.images)

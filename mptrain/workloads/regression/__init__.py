@@ -1,0 +1,1 @@
+"""Regression: numbers to predict for each sample."""
