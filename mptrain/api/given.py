@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mptrain.config.targets import Given
-from mptrain.system.errors import ConfigError, UsageError, instance
+from typing_extensions import override
+
+from mptrain.config.targets import Given, facts_in
+from mptrain.system.errors import ConfigError, DataError, UsageError, instance
 from mptrain.workloads.base.datasets.from_python import PATH, given_from_python
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 
@@ -89,13 +91,39 @@ def given_data(data: Any) -> Given:
     return Given(PATH, make)
 
 
-def data_of_run(data: Any) -> MapDataset:
-    """Return data to evaluate a run on: ``val`` and ``test`` of several parts, or a single one as ``test``."""
-    parts = torch_parts({"train": data.get("test"), **data} if isinstance(data, Mapping) else data)
-    if not parts:
-        given_data(data)  # raises, and says what is wrong
-    held_out = {name: part for name, part in parts.items() if name != "train"} or {"test": parts["train"]}
-    return MapDataset("from_python", {"train": next(iter(held_out.values())), **held_out}, 0)
+class DataOfRun(MapDataset):
+    """Data to evaluate a run on, with the classes, and all other facts, of the run's own data.
+
+    Args:
+        data: What `given_data` takes; one data set alone is test data, and of several the training data are left out.
+        card: Content of the ``data.json`` of the run.
+
+    Raises:
+        DataError: The samples, or the classes of their targets, are none that the run knows.
+    """
+
+    def __init__(self, data: Any, card: Mapping[str, Any]) -> None:
+        parts = torch_parts({"train": data.get("test"), **data} if isinstance(data, Mapping) else data)
+        if not parts:
+            given_data(data)  # says what is wrong
+        held_out = {name: part for name, part in parts.items() if name != "train"} or {"test": parts["train"]}
+        super().__init__(card.get("name", ""), {"train": next(iter(held_out.values())), **held_out}, 0)
+        own, self._facts, self._card = super().facts(), facts_in(card), card
+        for name, what in (("input_shape", "inputs"), ("num_outputs", "targets")):
+            fits = own.get(name) == self._facts.get(name) or ("num_classes" in own and name == "num_outputs")
+            if name in self._facts and not fits:
+                raise DataError(f"the {what} have {name} {own.get(name)}, and the run {self._facts[name]}", "")
+        if (most := self._facts.get("num_classes")) is not None and own.get("num_classes", 0) > most:
+            what = f"a target is class {own['num_classes'] - 1}, and the run has {most} classes, from 0"
+            raise DataError(what, "give the classes the numbers that they had in training")
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        return dict(self._facts) if hasattr(self, "_facts") else super().facts()
+
+    @override
+    def card(self) -> dict[str, Any]:
+        return {"labels": self._card.get("labels", [])}
 
 
 def put_weights(module: nn.Module, root: Path) -> int | None:

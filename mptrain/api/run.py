@@ -213,14 +213,14 @@ class Run(run_reader.Run):
         Raises:
             MptrainError: There is no usable checkpoint, or its data are missing.
         """
-        from mptrain.api.given import data_of_run
+        from mptrain.api.given import DataOfRun
         from mptrain.run.evaluation import evaluate_run
         from mptrain.system.process_state import caller_restored
 
         if isinstance(data, str):  # the data of a program are no text: this is an override
             data, overrides = None, (data, *overrides)
         with caller_restored():
-            dataset = None if data is None else data_of_run(data)
+            dataset = None if data is None else DataOfRun(data, read_object(self.paths.data))
             return evaluate_run(
                 str(self.paths.root),
                 overrides,

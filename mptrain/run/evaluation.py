@@ -187,6 +187,9 @@ def _grid(samples: list[Tensor], mistakes: list[Mistake]) -> bytes:
     return output.getvalue()
 
 
+#: What a program needs of a run's ``data.json`` to use its exported network: it stands in an ONNX file.
+_FOR_USE = ("labels", "preparation", "output_names", "target_mean", "target_std")
+
 #: Keys by which an evaluation holds out a part of a folder without splits, instead of taking all of it as test data.
 _SHARES = ("dataset.val_share", "dataset.val_samples", "dataset.test_share")
 
@@ -383,9 +386,9 @@ def export_run(
     network = None
     if form == "onnx" or form == "torch_export":
         own = config.dataset.path == FROM_PYTHON and config.dataset.given is None
-        inputs = open_new_inputs(directory.paths.data) if own else None  # of their shape: the samples are not there
+        inputs = open_new_inputs(directory.paths.data, "tensors") if own else None  # the samples are not there
         parts = built(reload(text, [*trusted, "precision=fp32", "device=cpu"], given=given), loaded, inputs)
-        facts: dict[str, Any] = {name: card[name] for name in ("labels", "preparation") if name in card}
+        facts: dict[str, Any] = {name: card[name] for name in _FOR_USE if name in card}
         network = export_network(parts, trained if averaged else {}, dtype, form, facts)
         content = network.content
     else:

@@ -31,16 +31,16 @@ KINDS: dict[str, type[NewInputs]] = {
 }
 
 
-def open_new_inputs(file: Path) -> NewInputs:
-    """Return the reader of new inputs that the ``data.json`` of a run describes.
+def open_new_inputs(file: Path, kind: str = "") -> NewInputs:
+    """Return the reader of new inputs that the ``data.json`` of a run describes, or of a ``kind`` whatever it says.
 
     Raises:
         DataError: It describes none, because the data set has no such reader or the file is damaged.
         StorageError: It cannot be read.
     """
     card = read_object(file)
-    kind = card.get("inputs")
-    if not isinstance(kind, str) or kind not in KINDS:
+    kind = kind or card.get("inputs", "")
+    if not isinstance(kind, str) or kind not in KINDS or (kind == "tensors" and "input_dtype" not in card):
         raise DataError(
             f"{file} does not say how new inputs are read: its data set is {card.get('name', 'unknown')}",
             "data sets of pictures, texts and recordings that come with mptrain do, in runs whose end names predict; "

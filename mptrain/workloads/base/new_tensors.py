@@ -14,6 +14,9 @@ from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.map_style import PreparedTensors, tensor_of
 from mptrain.workloads.base.new_inputs import NewInputs
 
+#: Samples that stand for those of the data when a network is exported: normal numbers, or integers that are 0.
+MADE_UP = 8
+
 
 class Given(str):
     """Name of an input in messages, such as ``input 3``, which carries its value; a text of the user carries none."""
@@ -33,7 +36,10 @@ class NewTensors(PreparedTensors, NewInputs):
             for name in ("input", "target")
         )
         super().__init__(card, facts)
-        self.train = self.split(list(self.named([self._zeros])))  # which an export reads
+        draws = torch.Generator().manual_seed(0)
+        shape, floats = (MADE_UP, *self._zeros.shape), self._zeros.is_floating_point()
+        made_up = torch.randn(shape, generator=draws) if floats else torch.zeros(shape, dtype=torch.int64)
+        self.train = self.split(list(self.named(made_up)))  # which an export is checked with
 
     def named(self, values: Any) -> Iterator[Given]:
         """Yield inputs for `split`: one sample, those of a batch ``[N, *input_shape]``, or those of any iterable."""
