@@ -247,7 +247,8 @@ def test_a_sample_is_the_same_alone_in_company_and_elsewhere(dataset):
         indices = list(range(min(4, len(part))))
         together, last = part.fetch(indices, 1, 5), part.fetch(indices[-1:], 1, 5)
         assert together.samples == len(indices)
-        assert together.inputs.dtype in (torch.uint8, torch.int16, torch.int64, torch.float32)  # what crosses to the device
+        crossing = (torch.uint8, torch.int16, torch.int64, torch.float32)  # what crosses to the device
+        assert together.inputs.dtype in crossing
         assert same(pickle.loads(pickle.dumps(part)).fetch(indices, 1, 5), together)
         one, row = last.tensors(), {name: tensor[-1:] for name, tensor in together.tensors().items()}
         for name, tensor in one.items():

@@ -205,14 +205,13 @@ def read_targets(part: str, table: Mapping[str, Cells], encoding: Encoding) -> T
 
 def _require(part: str, table: Mapping[str, Any], name: str) -> None:
     if name not in table:
-        there = f"its columns are {listed([*table], 20)}"
-        raise DataError(f"{part} has no column {name}", suggest(name, table, there))
+        raise DataError(f"{part} has no column {name}", suggest(name, table, f"it has {listed([*table], 20)}"))
 
 
 def _refuse(part: str, name: str, rows: Iterable[bool], what: str) -> None:
     if numbers := [f"{number:,}" for number, odd in enumerate(rows, 1) if odd]:
-        many = counted(len(numbers), "row")
-        raise DataError(f"{part}: {name} {what} in {many}: {listed(numbers, 5)}", "fix these rows, or drop them")
+        where = f"{counted(len(numbers), 'row')}: {listed(numbers, 5)}"
+        raise DataError(f"{part}: {name} {what} in {where}", "fix these rows, or drop them")
 
 
 def objection(column: Any) -> str:
@@ -386,7 +385,7 @@ class Table(SplitDataset[MapSplit]):
         image = Problem("rows of a table have no pixels", "choose another model, such as model=mlp")
         hint = "choose another task, or set dataset.target_kind={}".format
         other = {fact: Problem(what, hint(kind)) for fact, kind in kinds.items()}
-        return other | {"in_channels": image, "image_size": image}
+        return {**other, "in_channels": image, "image_size": image}
 
     @override
     def facts(self) -> dict[str, Any]:
