@@ -12,8 +12,11 @@ from typing_extensions import override
 
 from mptrain.config.targets import Given, facts_in
 from mptrain.system.errors import ConfigError, DataError, UsageError, instance
+from mptrain.workloads.base.dataset import Dataset, takes_fields_of
 from mptrain.workloads.base.datasets.from_python import PATH, given_from_python
-from mptrain.workloads.base.map_style import MapDataset, torch_parts
+from mptrain.workloads.base.map_style import MapDataset, parts_by_name, torch_parts
+from mptrain.workloads.tables.datasets.table import PATH as TABLE
+from mptrain.workloads.tables.datasets.table import Table, TableOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,12 +79,37 @@ def _copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def frames_in(data: Any) -> dict[str, Any]:
+    """Return the `pandas.DataFrame` objects in data by the part that they are; empty if it has none."""
+    several = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
+    if not _is_frame(data) and not any(map(_is_frame, several)):
+        return {}
+    parts = parts_by_name(data, _is_frame)
+    if odd := [name for name, part in parts.items() if not _is_frame(part)]:
+        if isinstance(data, tuple) and len(data) == 2:
+            return {}  # columns of inputs, and a column of targets: a pair of arrays
+        raise UsageError(f"{odd[0]} is {instance(parts[odd[0]])}, and other parts are DataFrames", "give them one kind")
+    return parts
+
+
+def _is_frame(part: Any) -> bool:
+    return hasattr(part, "columns") and hasattr(part, "iloc")
+
+
 def given_data(data: Any) -> Given:
-    """Return the data set of a program's datasets or tensors; raise UsageError if there is none to train on."""
+    """Return the data set of a program's frames, datasets or tensors; raise UsageError if there is none to train on."""
+    if frames := frames_in(data):
+
+        @takes_fields_of(TableOptions)
+        def load(options: TableOptions) -> Table:
+            return Table(frames, options)
+
+        return Given(TABLE, load)
     if not (parts := torch_parts(data)):
         raise UsageError(
-            f"data is {type(data).__name__}: no map-style dataset to train on",
-            "give a torch.utils.data.Dataset, or a tuple or mapping of train, val and test",
+            f"data is {type(data).__name__}: there is nothing to train on",
+            "give a pair (inputs, targets) of tensors or arrays, a torch.utils.data.Dataset or a pandas.DataFrame; or "
+            "a tuple or mapping of them: train, val and test",
         )
 
     @functools.wraps(given_from_python)
@@ -103,7 +131,7 @@ class DataOfRun(MapDataset):
     """
 
     def __init__(self, data: Any, card: Mapping[str, Any]) -> None:
-        parts = torch_parts({"train": data.get("test"), **data} if isinstance(data, Mapping) else data)
+        parts = torch_parts(data)
         if not parts:
             given_data(data)  # says what is wrong
         held_out = {name: part for name, part in parts.items() if name != "train"} or {"test": parts["train"]}
@@ -124,6 +152,14 @@ class DataOfRun(MapDataset):
     @override
     def card(self) -> dict[str, Any]:
         return {"labels": self._card.get("labels", [])}
+
+
+def data_of_run(data: Any, card: Mapping[str, Any]) -> Dataset:
+    """Return data to evaluate a run on, whose ``data.json`` has this content; a mapping may have ``test`` alone."""
+    if isinstance(data, Mapping) and "train" not in data:
+        data = {"train": next(iter(data.values()), None), **data}
+    frames = frames_in(data)
+    return Table(frames, TableOptions(fitted=card)) if frames else DataOfRun(data, card)
 
 
 def put_weights(module: nn.Module, root: Path) -> int | None:

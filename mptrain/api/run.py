@@ -15,6 +15,7 @@ from mptrain.api.run_list import RunList
 from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
+from mptrain.runlog.strict_json import read_object
 from mptrain.system.errors import (
     CheckpointError,
     ConfigError,
@@ -68,6 +69,16 @@ def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments,
             raise
 
     return call
+
+
+def require_words(words: Sequence[Any]) -> None:
+    """Raise UsageError for an override that is no text, with what it was probably meant to be."""
+    for word in words:
+        if isinstance(word, list | tuple):
+            raise UsageError(f"an override is {instance(word)}", "each word is an argument of its own: (*words)")
+        if not isinstance(word, str):
+            hint = 'give texts, such as "seed=1"; data are one argument, data=(inputs, targets), and so is model=Net'
+            raise UsageError(f"an override is {instance(word)}", hint)
 
 
 def _in_python(text: str) -> str:
@@ -135,14 +146,13 @@ class Run(run_reader.Run):
         return model.float().eval()
 
     @in_python
-    def predict(
-        self, inputs: str | Path | Iterable[str | Path], *overrides: str, best: bool = False, average: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, inputs: Any, *overrides: str, best: bool = False, average: bool = True) -> list[dict[str, Any]]:
         """Return the network's answers to new inputs, as ``mptrain predict`` does.
 
         Args:
             inputs: Paths of pictures or recordings, or of folders of them; or texts. One, or several. For texts a
-                `Path` is a file with a text in each line.
+                `Path` is a file with a text in each line. For data of tensors a sample, a batch or an iterable of
+                samples; for tables a `pandas.DataFrame`, a row as a mapping, or the path of a file.
             overrides: Changes of the run's configuration, such as ``device=cpu``.
             best: Take the best checkpoint instead of the last one.
             average: Take the running average of the weights if there is one.
@@ -158,12 +168,11 @@ class Run(run_reader.Run):
         from mptrain.run.prediction import predictor
         from mptrain.system.process_state import caller_restored
 
-        if odd := [word for word in overrides if "=" not in word]:
+        if odd := [word for word in overrides if not isinstance(word, str) or "=" not in word]:
             raise UsageError(f"{odd[0]} is no KEY=VALUE", "give several inputs as a list: predict([...])")
-        given = inputs if isinstance(inputs, Iterable) and not isinstance(inputs, str | Path) else [inputs]
         restored, folder = caller_restored(), str(self.paths.root)
         with restored, predictor(folder, overrides, _which(best), average=average, given=self.given) as loaded:
-            predictions = list(loaded.predict(_named(given, loaded.source)))
+            predictions = list(loaded.predict(_inputs(inputs, loaded.source)))
         if bad := [prediction for prediction in predictions if prediction.error]:
             raise DataError(
                 f"{elided(bad[0].given, 200)}: {bad[0].error}", f"{len(bad)} of {len(predictions)} inputs are unusable"
@@ -213,14 +222,16 @@ class Run(run_reader.Run):
         Raises:
             MptrainError: There is no usable checkpoint, or its data are missing.
         """
-        from mptrain.api.given import DataOfRun
+        from mptrain.api.given import data_of_run
         from mptrain.run.evaluation import evaluate_run
         from mptrain.system.process_state import caller_restored
 
+        if not all(isinstance(word, str) for word in overrides):
+            raise UsageError("evaluate takes data as one argument", "give a pair: evaluate((inputs, targets))")
         if isinstance(data, str):  # the data of a program are no text: this is an override
             data, overrides = None, (data, *overrides)
         with caller_restored():
-            dataset = None if data is None else DataOfRun(data, read_object(self.paths.data))
+            dataset = None if data is None else data_of_run(data, read_object(self.paths.data))
             return evaluate_run(
                 str(self.paths.root),
                 overrides,
@@ -262,6 +273,7 @@ class Run(run_reader.Run):
         from mptrain.api.training import stop_function, trained
         from mptrain.run.resume import resume
 
+        require_words(overrides)
         words = overrides if epochs is None else (*overrides, f"train.epochs={epochs}")
         run, end = self.with_parts(given_parts(model, data, task)), stop_function(stop)
         trained(
@@ -346,12 +358,15 @@ class Run(run_reader.Run):
         return [(name, value) for name, value in facts if value]
 
 
-def _named(inputs: Iterable[str | Path], source: NewInputs) -> Iterator[str]:
-    """Yield texts, and for texts the lines of files; or the paths of files, those in folders too."""
+def _inputs(inputs: Any, source: NewInputs) -> Iterator[str]:
+    """Yield texts, and for texts the lines of files; the paths of files, those in folders too; or tensors and rows."""
     from mptrain.cli.using import lines_of
     from mptrain.workloads.base.data_files import files_below
 
-    for given in inputs:
+    if (own := source.inputs_in(inputs)) is not None:
+        yield from own
+        return
+    for given in inputs if isinstance(inputs, Iterable) and not isinstance(inputs, str | Path) else [inputs]:
         if not isinstance(given, str | Path):
             raise UsageError(
                 f"an input is {type(given).__name__}, not a text or a path", "save it as a file, or call Run.model()"

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.api.given import given_parts
-from mptrain.api.run import Run, in_python, open_run
+from mptrain.api.run import Run, in_python, open_run, require_words
 from mptrain.api.training import stop_function, trained
 from mptrain.cli.messages import warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
-from mptrain.config.synonyms import guess_word
+from mptrain.config.synonyms import guess_word, near_options
 from mptrain.config.value_checks import show as shown
 from mptrain.engine.options import StopFunction
 from mptrain.run.resume import launch
 from mptrain.runlog.record_writer import Sink
-from mptrain.system.errors import ConfigError, UsageError, instance
+from mptrain.system.errors import ConfigError, UsageError
+from mptrain.workloads.tables.datasets.table import PATH as TABLE
 
 
 @in_python
@@ -28,6 +29,7 @@ def train(
     *overrides: str,
     model: Any = None,
     data: Any = None,
+    target: str | Sequence[str] | None = None,
     task: Any = None,
     stop: StopFunction | None = None,
     callbacks: Sequence[Sink] = (),
@@ -48,8 +50,10 @@ def train(
         model: A `torch.nn.Module`, which has the trained weights afterwards; or a class, or a function, that makes one:
             it gets its keys (``model.width=64``) and facts of the data, such as ``num_classes``, by name. None for the
             configured ``model``.
-        data: Map-style datasets of torch: one to train on, or a tuple or mapping of ``train``, ``val`` and ``test``,
-            whose samples are pairs (input, target). None for the configured ``dataset``.
+        data: One part to train on, or a tuple or mapping of ``train``, ``val`` and ``test``. A part is a pair (inputs,
+            targets) of tensors or arrays, a map-style dataset of torch, whose samples are such pairs, or a
+            `pandas.DataFrame`. None for the configured ``dataset``.
+        target: Name of the column of a `pandas.DataFrame` that is to be predicted, or names of several.
         task: A class or function that makes a task (`mptrain.workloads.base.task.Task`). None for the configured one.
         stop: Function that gets the metrics of each validation by name, with ``epoch`` and ``step``. Training ends
             if it returns True, or the reason as text.
@@ -72,7 +76,9 @@ def train(
             raise UsageError(f"{odd[0]} has no effect beside {argument}=", "leave one of them out")
     given = given_parts(model, data, task)
     if "dataset" in given:
-        overrides = ("dataset=from_python", *overrides)
+        overrides = (f"dataset={'table' if given['dataset'].path == TABLE else 'from_python'}", *overrides)
+    if target is not None:
+        overrides = (*overrides, f"dataset.target={json.dumps(target, ensure_ascii=False)}")
     config = compose(overrides, config_dirs=[str(folder) for folder in folders], config_name=config_name, given=given)
     if (config.distributed.procs or 1) > 1:
         raise ConfigError(
@@ -87,11 +93,19 @@ def train(
     return open_run(root).with_parts(given)
 
 
+def _word(name: str, value: str, catalogue: Catalogue) -> str:
+    """Return the override that a keyword argument means."""
+    group, _, option = (word := guess_word(name, value, catalogue) or f"KEY={value}").partition("=")
+    options = [*catalogue.groups.get(group, ())]
+    if options and option not in options and (near := near_options(group, option, options)):
+        return f"{group}={near[0]}"
+    return word
+
+
 def _require_words(overrides: Sequence[Any], words: Mapping[str, Any]) -> None:
-    if odd := [word for word in overrides if not isinstance(word, str)]:
-        raise UsageError(f"an override is {instance(odd[0])}", 'give texts: mptrain.train("model=cnn", "seed=1")')
+    require_words(overrides)
     if words:
         catalogue = Catalogue([configs_folder()])
-        meant = [guess_word(name, shown(value), catalogue) or f"KEY={shown(value)}" for name, value in words.items()]
+        meant = [_word(name, shown(value), catalogue) for name, value in words.items()]
         what = f"mptrain.train has no argument {', '.join(words)}"
         raise UsageError(what, f"keys and options are words: mptrain.train({', '.join(map(json.dumps, meant))})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,20 @@ def _is_sink(sink: Any) -> bool:
 
 def stop_function(stop: Any) -> StopFunction | None:
     """Return what a program gives as ``stop``; raise UsageError if it cannot be called."""
-    if stop is None or callable(stop):
-        return stop  # type: ignore[no-any-return]
-    raise UsageError(f"stop is {instance(stop)}", "give a function of the metrics: stop=lambda metrics: ...")
+    if stop is None:
+        return None
+    what = "" if callable(stop) else f"stop is {instance(stop)}"
+    with contextlib.suppress(ValueError):  # a function of C says nothing of its arguments
+        if not what and not _takes_one(inspect.signature(stop)):
+            what = "stop takes no single argument"
+    if what:
+        raise UsageError(what, "give a function of the dict of metrics: stop=lambda metrics: metrics['loss'] < 0.1")
+    return stop  # type: ignore[no-any-return]
+
+
+def _takes_one(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind({})
+    except TypeError:
+        return False
+    return True

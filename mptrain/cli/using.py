@@ -167,7 +167,7 @@ def predict(arguments: Namespace) -> int:
         warn(hidden)
         folder = _output(arguments, loaded.source, files)
         unread: list[str] = []
-        inputs = _lines(words, unread) if files is None else [path for path, _ in files]
+        inputs = _lines(words, loaded.source, unread) if files is None else [path for path, _ in files]
         answers = stack.enter_context(contextlib.closing(loaded.predict(inputs)))
         failed = total = 0
         for total, prediction in enumerate(_with_progress(answers, files), 1):
@@ -228,11 +228,14 @@ def _files(words: Sequence[str], source: NewInputs, output: str | None) -> list[
     return files
 
 
-def _lines(words: Sequence[str], unread: list[str]) -> Iterator[str]:
-    """Yield the lines of text files; of several files, ``unread`` gets what is wrong with those that have none."""
+def _lines(words: Sequence[str], source: NewInputs, unread: list[str]) -> Iterator[str]:
+    """Yield the lines of text files, or those that the source reads from a file.
+
+    Of several files, ``unread`` gets what is wrong with those that have none.
+    """
     for word in words:
         try:
-            yield from lines_of(word)
+            yield from source.inputs_in(word) or lines_of(word)
         except (DataError, StorageError) as error:
             if len(words) == 1:
                 raise

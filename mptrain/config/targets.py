@@ -69,7 +69,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "model": DATA_FACTS,
     "optimizer": ("params",),
     "schedule": ("optimizer", "max_lr", "steps_per_epoch", "T_max", "total_iters", "total_steps", "t_initial"),
-    "dataset": ("seed", "batch_size", "labels"),
+    "dataset": ("seed", "batch_size", "labels", "fitted"),
     "task": DATA_FACTS,
 }
 
@@ -225,8 +225,12 @@ class Target:
         missing = [name for name in missing if name not in (self.facts or ())]
         for name in () if other_facts else missing:
             passed = f"; the data set passes {', '.join(facts)} by name" if group in ("model", "task") else ""
-            sign = "+" * (group in ("model", "task", "dataset"))
+            sign = "+" * (group in ("model", "task", "dataset") and self.given is None)
             hint = f"set {sign}{group}.{name}=VALUE{passed}"
+            if self.given is not None:
+                own = self.path.rpartition(".")[2]
+                hint = f"set {group}.{name}=VALUE, give it a default, or give functools.partial({own}, {name}=VALUE)"
+                hint += "; facts of the data, such as num_classes, num_outputs and input_shape, are passed by name"
             problems.append(Problem(f"{group}.{name} is required by {self.path}", hint))
         if problems:
             raise ConfigError(problems)

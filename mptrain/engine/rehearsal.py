@@ -136,7 +136,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
             learner.weights.gradients.zero_grad()
             random = random_state(parts.device)
             with (
-                _explained(parts, trail),
+                _explained(parts, trail, batch),
                 _gathered_unchanged(parts),
                 _leaves_of(learner, parts, known, saved) as leaves,
                 _hooked_tensors() as hooked,
@@ -148,7 +148,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
                     _require_dense(learner)
             _require_next_scale(learner)
             missing += learner.weights.gradients.missing()
-            with _explained(parts, trail):
+            with _explained(parts, trail, batch):
                 _require_owners(learner, parts, batch, leaves, known, undone.paths)
                 doubts += _doubts_of_hooks(learner, parts, batch, random, anywhere=bool(hooked))
             learner.weights.gradients.zero_grad()
@@ -469,7 +469,7 @@ _NO_KERNEL = (
 
 
 @contextlib.contextmanager
-def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
+def _explained(parts: Parts, trail: ModuleTrail, batch: Batch) -> Iterator[None]:
     """Convert exceptions of the passes into errors with a hint for the user."""
     try:
         yield
@@ -491,9 +491,10 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
         if not parts.policy.half or not any(words in str(error) for words in _NO_KERNEL):
             raise FirstBatchError(
                 f"{type(parts.model).__name__} and {type(parts.task).__name__} fail on the first batch: "
-                f"{type(error).__name__}: {first_line}",
+                f"{type(error).__name__}: {first_line}; {_kinds(batch)}",
                 "choose a model and a task for the same kind of data: the option of a model chooses its own; "
                 "--traceback shows where it failed"
+                + _channels_last(batch.inputs)
                 + rounding_of_indices(parts.policy, error)
                 + ("; if precision=fp32 works, mptrain diagnose names the operator" if parts.policy.half else ""),
             ) from error
@@ -506,6 +507,19 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
             if native
             else f"add {module or 'the module'} to precision.keep_fp32, or choose another precision",
         ) from error
+
+
+def _kinds(batch: Batch) -> str:
+    kinds = {"inputs": batch.inputs, "targets": batch.targets}
+    said = (f"{name} {str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for name, one in kinds.items())
+    return " and ".join(said)
+
+
+def _channels_last(inputs: torch.Tensor) -> str:
+    """Return what to add to the hint of an error if the inputs look like images with their channels at the end."""
+    if inputs.dim() != 4 or inputs.shape[3] not in (1, 3, 4) or inputs.shape[1] in (1, 3, 4):
+        return ""
+    return "; images are [N, channels, height, width]: inputs.permute(0, 3, 1, 2) makes them so"
 
 
 def rounding_of_indices(policy: Policy, error: BaseException) -> str:

@@ -106,7 +106,7 @@ def _answer(stop: StopFunction, metrics: dict[str, float]) -> str:
     except Exception as error:
         raise ConfigError(
             f"stop= failed after epoch {metrics['epoch']}: {type(error).__name__}: {error}",
-            f"it gets {', '.join(metrics)} by name, and returns True, the reason as text, or None to go on",
+            f"it gets a dict of metrics, {', '.join(metrics)}, and returns True, the reason as text, or None to go on",
         ) from error
 
 

@@ -190,7 +190,9 @@ def _grid(samples: list[Tensor], mistakes: list[Mistake]) -> bytes:
 #: What a program needs of a run's ``data.json`` to use its exported network: it stands in an ONNX file.
 _FOR_USE = ("labels", "preparation", "output_names", "target_mean", "target_std")
 
-#: Keys by which an evaluation holds out a part of a folder without splits, instead of taking all of it as test data.
+#: Keys of other files to evaluate a run on; and those by which an evaluation holds out a part of them, instead of
+#: taking all of it as test data.
+_PLACES = ("dataset.root", "dataset.path", "dataset.val_path", "dataset.test_path")
 _SHARES = ("dataset.val_share", "dataset.val_samples", "dataset.test_share")
 
 
@@ -254,9 +256,9 @@ def evaluate_run(
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     loaded = store.load(cast('Literal["last", "best"]', which))
     keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
-    elsewhere = "dataset.root" in keys and keys.isdisjoint(_SHARES)
-    labels = tuple(read_object(directory.paths.data).get("labels", ()))
-    parts = built(config, loaded, dataset or (build_dataset(config, labels) if elsewhere else None))
+    elsewhere = not keys.isdisjoint(_PLACES) and keys.isdisjoint(_SHARES)
+    dataset = dataset or (build_dataset(config, read_object(directory.paths.data)) if elsewhere else None)
+    parts = built(config, loaded, dataset)
     progress = loaded.state["progress"]
     splits = [name for name in ("val", "test") if name in parts.loaders]
     if not splits:
@@ -270,6 +272,7 @@ def evaluate_run(
     changes = diff(text, config.yaml)
     notes = [describe_change(*change) for change in changes]
     notes += trained_on(read_trained(directory.root), parts)
+    notes += getattr(dataset, "warnings", ())  # of data that are not the run's
     notes += changed_evaluation_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(
         root=directory.root,
@@ -385,8 +388,9 @@ def export_run(
     card = read_object(directory.paths.data, missing_ok=True)
     network = None
     if form == "onnx" or form == "torch_export":
-        own = config.dataset.path == FROM_PYTHON and config.dataset.given is None
-        inputs = open_new_inputs(directory.paths.data, "tensors") if own else None  # the samples are not there
+        absent = config.dataset.path == FROM_PYTHON or config.dataset.arguments.get("path", "") is None
+        absent = absent and config.dataset.given is None  # the samples are in a program: others of their shape do
+        inputs = open_new_inputs(directory.paths.data, "tensors") if absent else None
         parts = built(reload(text, [*trusted, "precision=fp32", "device=cpu"], given=given), loaded, inputs)
         facts: dict[str, Any] = {name: card[name] for name in _FOR_USE if name in card}
         network = export_network(parts, trained if averaged else {}, dtype, form, facts)

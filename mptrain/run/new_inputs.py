@@ -15,6 +15,7 @@ from mptrain.workloads.enhancement.photo_dataset import NewPhotos
 from mptrain.workloads.images.datasets.image_folder import NewPictures
 from mptrain.workloads.language.language_dataset import NewPrompts
 from mptrain.workloads.speech.speech_dataset import NewRecordings
+from mptrain.workloads.tables.datasets.table import NewRows
 from mptrain.workloads.text.labelled_dataset import NewTexts
 from mptrain.workloads.translation.pair_dataset import NewSentences
 
@@ -28,6 +29,7 @@ KINDS: dict[str, type[NewInputs]] = {
     "prompts": NewPrompts,
     "recordings": NewRecordings,
     "tensors": NewTensors,
+    "rows": NewRows,
 }
 
 
@@ -43,8 +45,8 @@ def open_new_inputs(file: Path, kind: str = "") -> NewInputs:
     if not isinstance(kind, str) or kind not in KINDS or (kind == "tensors" and "input_dtype" not in card):
         raise DataError(
             f"{file} does not say how new inputs are read: its data set is {card.get('name', 'unknown')}",
-            "data sets of pictures, texts and recordings that come with mptrain do, in runs whose end names predict; "
-            "from Python Run.model() takes tensors",
+            "data sets of pictures, texts, recordings and tables that come with mptrain do, in runs whose end names "
+            "predict; from Python Run.model() takes tensors",
         )
     try:
         return KINDS[kind](card, facts_in(card))

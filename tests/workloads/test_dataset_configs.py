@@ -15,7 +15,7 @@ from tests.loops import each
 CONFIGS = Path(__file__).parents[2] / "configs" / "dataset"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 #: What a target learns from the program instead of its file.
-FACTS = {"batch_size", "labels"}
+FACTS = {"batch_size", "labels", "fitted"}
 #: Keys that follow the model wherever a data set has them.
 FOLLOWING = {
     *("tokens", "sequence_length", "stream", "pieces", "vocabulary", "target_vocabulary", "shared", "features"),

@@ -128,6 +128,13 @@ def labelled_text(root):
     return (f"dataset.path={root}/all.tsv", *HELD)
 
 
+def table(root):
+    root.mkdir()
+    lines = [f"{number * 0.5},{'abc'[number % 3]},{'yes' if number % 2 else 'no'}\n" for number in range(100)]
+    (root / "all.csv").write_text("size,kind,good\n" + "".join(lines))
+    return (f"dataset.path={root}/all.csv", "dataset.target=good", *HELD)
+
+
 def cifar(root):
     return ("dataset.val_samples=10", "dataset.image_size=32")
 
@@ -166,6 +173,7 @@ MADE = {
     "recordings": lambda root: (f"dataset.root={wavs(root)}", "dataset.rate=8000", *SOUND, *HELD),
     "speech": lambda root: (f"dataset.path={wavs(root)}", "dataset.sample_rate=8000", "dataset.bands=40", *HELD),
     "synthetic": made("dataset.samples=60", "dataset.val_samples=20", "dataset.test_samples=20"),
+    "table": table,
     "text": text,
     "tone_words": made(*(f"dataset.{part}_samples=12" for part in ("train", "val", "test"))),
     "trans_de_en": trans_de_en,
@@ -239,7 +247,8 @@ def test_a_sample_is_the_same_alone_in_company_and_elsewhere(dataset):
         indices = list(range(min(4, len(part))))
         together, last = part.fetch(indices, 1, 5), part.fetch(indices[-1:], 1, 5)
         assert together.samples == len(indices)
-        assert together.inputs.dtype in (torch.uint8, torch.int16, torch.int64)  # what crosses to the device
+        crossing = (torch.uint8, torch.int16, torch.int64, torch.float32)  # what crosses to the device
+        assert together.inputs.dtype in crossing
         assert same(pickle.loads(pickle.dumps(part)).fetch(indices, 1, 5), together)
         one, row = last.tensors(), {name: tensor[-1:] for name, tensor in together.tensors().items()}
         for name, tensor in one.items():

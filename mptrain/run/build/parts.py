@@ -313,7 +313,9 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
             "--traceback shows where it failed",
         ) from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{config.model.path} returned {instance(model)}, not a torch.nn.Module")
+        made = f"the class {model.__name__}" if isinstance(model, type) else instance(model)
+        hint = f"let it return an object: {model.__name__}()" if isinstance(model, type) else "let it return one"
+        raise ConfigError(f"{config.model.path} returned {made}, not a torch.nn.Module", hint)
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise ConfigError(
             f"{config.model.path} returned a model whose parameter {lazy[0]} has no shape yet",

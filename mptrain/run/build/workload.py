@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,21 +45,21 @@ _DATASET = ("name", "workers", "train", "val", "test", "facts", "describe", "pre
 _TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
 
 
-def build_dataset(config: Config, labels: tuple[str, ...] | None = None) -> Dataset:
+def build_dataset(config: Config, card: Mapping[str, Any] | None = None) -> Dataset:
     """Build the data set of a run.
 
-    ``labels`` are those of a run that is evaluated on other data than its own, for a data set that takes them.
+    ``card`` is the content of the ``data.json`` of a run that is evaluated on other data than its own, for a data set
+    that takes its ``labels``, or all of it as ``fitted``.
 
     Raises:
         ConfigError: The data set lacks an attribute that every data set must have (`mptrain.workloads.base.dataset`),
             and is no map-style dataset of torch either (`mptrain.workloads.base.map_style`).
         DataError: The data is missing or unusable.
     """
+    known = {} if card is None else {"labels": tuple(card.get("labels", ())), "fitted": card}
     try:
         with hidden_noted() as hidden:
-            dataset: Dataset = config.dataset.build(
-                **config.for_dataset(), **({} if labels is None else {"labels": labels})
-            )
+            dataset: Dataset = config.dataset.build(**config.for_dataset(), **known)
     except UnusableSample as error:
         name_doctor(error, config)
         raise

@@ -81,7 +81,7 @@ def compare(
         name = arms[0].name if arms else "none"
         raise UsageError(
             f"there is nothing to compare: all runs belong to one arm, {name}",
-            "name runs that differ in a setting, such as precision; runs that differ only in seed are one arm",
+            "name several runs that differ in a setting, such as precision; runs that differ only in seed are one arm",
         )
     if empty := [arm.name for arm in arms if not arm.runs]:
         raise UsageError(f"there is no run of {', '.join(empty)}", "train it first, or leave it out")

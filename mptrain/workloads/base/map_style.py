@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -43,15 +43,13 @@ MOST_MEAN = 1e5
 LOOKED_AT = 16
 
 
-def torch_parts(made: Any) -> dict[str, Any]:
-    """Return the training, validation and test data in what a user's class or function has returned, by name.
+def parts_by_name(made: Any, is_one: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return training, validation and test data by name.
 
-    It is one dataset to train on; a mapping or an object with ``train``, ``val`` and ``test``; or a tuple of them in
-    this order. A part is a map-style dataset, or a pair of tensors, NumPy arrays, or what NumPy makes arrays of; the
-    second of a pair may also be a list of numbers. An iterable dataset, or an array alone, raises `DataError`. Anything
-    else gives an empty result.
+    They are one part to train on, as ``is_one`` says; a mapping or an object with ``train``, ``val`` and ``test``; or a
+    tuple of them in this order. DataError is raised for other names, and for too many.
     """
-    if isinstance(made, TorchDataset | DataLoader) or _is_pair(made):
+    if is_one(made):
         parts = {"train": made}
     elif isinstance(made, Mapping):
         parts = {_ALSO.get(name, str(name)): part for name, part in made.items()}
@@ -61,11 +59,22 @@ def torch_parts(made: Any) -> dict[str, Any]:
             raise DataError(f"data has the part {odd[0]!r}", f"parts are {', '.join(_PARTS)}")
     elif isinstance(made, Sequence):
         if len(made) > len(_PARTS):
-            raise DataError(f"data has {len(made)} parts", f"parts are {', '.join(_PARTS)}, in this order")
+            hint = f"parts are {', '.join(_PARTS)}, in this order, each a pair: ((x_train, y_train), (x_test, y_test))"
+            raise DataError(f"data has {len(made)} parts", hint)
         parts = dict(zip(_PARTS, made, strict=False))
     else:
         parts = {name: getattr(made, name) for name in _PARTS if hasattr(made, name)}
-    parts = {name: part for name, part in parts.items() if part is not None}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def torch_parts(made: Any) -> dict[str, Any]:
+    """Return the datasets in what a user's class or function has returned, by the names of `parts_by_name`.
+
+    A part is a map-style dataset, or a pair of tensors, NumPy arrays, or what NumPy makes arrays of; the
+    second of a pair may also be a list of numbers. An iterable dataset, or an array alone, raises `DataError`. Anything
+    else gives an empty result.
+    """
+    parts = parts_by_name(made, lambda part: isinstance(part, TorchDataset | DataLoader) or _is_pair(part))
     for name, part in parts.items():
         if isinstance(part, IterableDataset | DataLoader):
             why = "a run makes its own batches, and resumes by the index of a sample"
@@ -186,8 +195,15 @@ class MapSplit(IndependentSamples):
             message = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise DataError(f"{self.name} sample {index} cannot be read: {message}", "fix or remove it") from error
         if not isinstance(sample, tuple | list) or len(sample) != 2:
-            raise DataError(f"{self.name} sample {index} is {instance(sample)}", _PAIR)
+            fields = f" of {listed(sorted(map(str, sample)), 8)}" if isinstance(sample, Mapping) else ""
+            raise DataError(f"{self.name} sample {index} is {instance(sample)}{fields}", _PAIR)
         return sample[0], sample[1]
+
+    def kinds(self) -> dict[str, Any]:
+        """Return what a ``data.json`` says of samples besides their facts: their dtypes and the shape of a target."""
+        dtypes = {"input_dtype": self.first.inputs.dtype, "target_dtype": self.first.targets.dtype}
+        names = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
+        return {**names, "target_shape": list(self.first.targets.shape[1:])}
 
     @override
     def survey(self) -> Survey:
@@ -416,11 +432,5 @@ class MapDataset(PreparedTensors, SplitDataset[MapSplit]):
     @override
     def card(self) -> dict[str, Any]:
         facts = {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in self.facts().items()}
-        inputs, targets = self.train.first.inputs, self.train.first.targets
-        return {
-            **facts,
-            "labels": list(self.class_names or self.train.names("output_names")),
-            "input_dtype": str(inputs.dtype).removeprefix("torch."),
-            "target_dtype": str(targets.dtype).removeprefix("torch."),
-            "target_shape": list(targets.shape[1:]),
-        }
+        labels = list(self.class_names or self.train.names("output_names"))
+        return {**facts, "labels": labels, **self.train.kinds()}

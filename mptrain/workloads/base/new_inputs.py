@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,6 +53,10 @@ class NewInputs(Dataset):
     def split(self, inputs: Sequence[str]) -> NewSplit:
         """Return a split of texts, or of the paths of files, in this order."""
         return NewSplit(self, tuple(inputs))
+
+    def inputs_in(self, given: Any) -> Iterator[str] | None:
+        """Return the inputs in a file, or in another object, that is not read line by line; the default knows none."""
+        return None
 
     @abstractmethod
     def read(self, given: str, faults: Faults) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.batch import Batch
@@ -39,17 +41,18 @@ class NewTensors(PreparedTensors, NewInputs):
         draws = torch.Generator().manual_seed(0)
         shape, floats = (MADE_UP, *self._zeros.shape), self._zeros.is_floating_point()
         made_up = torch.randn(shape, generator=draws) if floats else torch.zeros(shape, dtype=torch.int64)
-        self.train = self.split(list(self.named(made_up)))  # which an export is checked with
+        self.train = self.split(list(self.inputs_in(made_up)))  # which an export is checked with
 
-    def named(self, values: Any) -> Iterator[Given]:
+    @override
+    def inputs_in(self, given: Any) -> Iterator[Given]:
         """Yield inputs for `split`: one sample, those of a batch ``[N, *input_shape]``, or those of any iterable."""
-        if hasattr(values, "__array__"):
-            values = tensor_of("the inputs", values)
-            values = values[None] if values.dim() == self._zeros.dim() else values
-        for number, value in enumerate(values):
-            given = Given(f"input {number}")
-            given.value = value
-            yield given
+        if hasattr(given, "__array__"):
+            given = tensor_of("the inputs", given)
+            given = given[None] if given.dim() == self._zeros.dim() else given
+        for number, value in enumerate([given] if isinstance(given, str | Path) else given):
+            named = Given(f"input {number}")
+            named.value = value
+            yield named
 
     def read(self, given: str, faults: Faults) -> Tensor:
         """Return an input in the dtype of the training data; raise ValueError for another shape or kind of number."""

@@ -68,6 +68,12 @@ class Classify(OneNetworkTask):
             batch = mixed(batch, self.num_classes, self.mixup)
         output = model(batch.inputs)
         logits, *auxiliary = output if isinstance(output, tuple) else (output,)
+        if logits.dim() > 1 and logits.shape[1] < self.num_classes:
+            raise ConfigError(
+                f"{type(model).__name__} returns {logits.shape[1]} outputs, and the data have {self.num_classes} "
+                f"classes, 0 to {self.num_classes - 1}",
+                "give its last layer num_classes outputs; targets count from 0: if yours count from 1, subtract 1",
+            )
         loss = self._cross_entropy(logits, batch.targets)
         for extra in auxiliary:
             if extra is not None:

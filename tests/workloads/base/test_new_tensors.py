@@ -51,7 +51,7 @@ def source(trained):
 
 def predicted(run, values):
     with predictor(str(run)) as loaded:
-        return list(loaded.predict(loaded.source.named(values)))
+        return list(loaded.predict(loaded.source.inputs_in(values)))
 
 
 def test_rows_are_answered_as_in_the_evaluation_whatever_holds_them(trained):
@@ -104,7 +104,7 @@ def test_inputs_are_prepared_as_those_of_the_run_without_its_data(kind, shape, t
     source = open_new_inputs(tmp_path / "data.json")
     assert source.facts() == data.facts()
     expected = data.prepare(data.train.fetch(range(6), 0, 0), CPU, torch.channels_last)
-    found = source.prepare(source.split(list(source.named(rows))).fetch(range(6), 0, 0), CPU, torch.channels_last)
+    found = source.prepare(source.split(list(source.inputs_in(rows))).fetch(range(6), 0, 0), CPU, torch.channels_last)
     assert torch.equal(found.inputs, expected.inputs)
     assert found.inputs.stride() == expected.inputs.stride()
     assert (found.targets.shape, found.targets.dtype) == (expected.targets.shape, expected.targets.dtype)

@@ -89,7 +89,7 @@ def test_a_network_learns_labels(mode, tmp_path, monkeypatch):
     assert run.summary["metric_name"] == "map"
     assert run.summary["val"]["map"] > 0.8
     with predictor("outputs/run") as loaded:
-        (answer,) = (one.answer for one in loaded.predict(loaded.source.named(torch.tensor([3.0, 3, 3, 0, 0, 0]))))
+        (answer,) = (one.answer for one in loaded.predict(loaded.source.inputs_in(torch.tensor([3.0, 3, 3, 0, 0, 0]))))
     assert answer["labels"] == [name for name, share in answer["probabilities"].items() if share >= 0.5]
     assert answer["probabilities"].keys() == {"0", "1", "2"}
     for task in ("classify", "regression"):

@@ -156,7 +156,7 @@ def test_a_network_learns_targets_of_any_unit_in_every_mode(mode):
     assert run.summary["metric_name"] == "rmse"
     assert run.summary["val"]["r2"] > 0.5
     with predictor("outputs/run") as loaded:
-        answers = [one.answer for one in loaded.predict(loaded.source.named(inputs[128:]))]
+        answers = [one.answer for one in loaded.predict(loaded.source.inputs_in(inputs[128:]))]
     said = np.array([[answer["0"], answer["1"]] for answer in answers])
     assert metrics.r2_score(targets[128:], said) == pytest.approx(run.summary["val"]["r2"], rel=1e-6)
     assert run.model()(torch.zeros(3, 5)).shape == (3, 2)
