@@ -255,7 +255,7 @@ class TestStop:
     def test_a_function_that_fails_and_missing_validation_data(self):
         with pytest.raises(ConfigError, match=r"stop= failed after epoch 1: KeyError: 'accuracy'") as refused:
             mptrain.train(*NAMED, stop=lambda metrics: metrics["accuracy"] > 1, show=False)
-        assert "it gets loss, top1" in refused.value.problems[0].hint
+        assert "it gets a dict of metrics, loss, top1" in refused.value.problems[0].hint
         words = ("model=cnn", "train.epochs=1", "run.name=none")
         with pytest.raises(ConfigError, match="stop= needs validation data"):
             mptrain.train(*words, data=batch(32, 0), stop=lambda metrics: True, show=False)

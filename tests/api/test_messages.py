@@ -25,7 +25,10 @@ CALLS = {
         lambda: mptrain.train("model=cnn", config_dirs="mine"),
         "config_dirs=.*mine: there is no such",
     ),
-    "a list": (lambda: mptrain.train(["model=cnn"]), r"an override is a list; give texts: mptrain.train\("),
+    "a list": (
+        lambda: mptrain.train(["model=cnn"]),
+        r"an override is a list; each word is an argument of its own: \(\*words\)",
+    ),
     "values to sweep": (lambda: mptrain.train("seed=1,2"), "two values for one key: call train once for each"),
     "a configuration": (lambda: mptrain.train(config_name="none"), "config_name= none: no such file"),
     "a filter": (lambda: mptrain.runs("outputs", "sede=1"), "sede=1: no run has the key"),

@@ -56,7 +56,7 @@ class NewTensors(PreparedTensors, NewInputs):
 
     def read(self, given: str, faults: Faults) -> Tensor:
         """Return an input in the dtype of the training data; raise ValueError for another shape or kind of number."""
-        if not isinstance(given, Given):
+        if not isinstance(given, Given) or isinstance(given.value, str | Path):
             raise ValueError("it is a text, and the network takes tensors")
         tensor = tensor_of("its values", given.value)
         alike = tensor.is_floating_point() == self._zeros.is_floating_point() and tensor.dtype != torch.bool

@@ -32,6 +32,7 @@ TAKES = {
     "photo_folder": ("root", ".png"),
     "recordings": ("root", ".wav"),
     "speech": ("path", ".wav"),
+    "table": ("path", ".csv"),
     "text": ("path", ".txt"),
     "trans_de_en": ("path", ".txt"),
     "voc": ("root", ".xml"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.classification.task import Classify
 from tests.told_models import Says
@@ -45,8 +46,8 @@ def test_trap_04_a_batch_of_8192_half_logits_is_finite():
 
 def test_trap_04_the_largest_half_logits_have_a_finite_loss():
     logits = torch.tensor([[65504.0, -65504.0]]).half()
-    assert Classify(num_classes=3).loss(Says(logits), batch_of([1])).item() == 131008.0
-    assert Classify(num_classes=3, aux_weight=1.0).loss(Says((logits, logits)), batch_of([1])).item() == 262016.0
+    assert Classify(num_classes=2).loss(Says(logits), batch_of([1])).item() == 131008.0
+    assert Classify(num_classes=2, aux_weight=1.0).loss(Says((logits, logits)), batch_of([1])).item() == 262016.0
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,8 @@ def test_of_five_classes_or_fewer_there_is_no_top5(classes, measured):
     sums = Classify(num_classes=classes).measure(Says(torch.arange(classes).float().repeat(2, 1)), batch_of([0, 0]))
     assert ("top5" in sums) == measured
     assert sums["top1"].tolist() == [0.0] * 2
+
+
+def test_fewer_logits_than_classes_are_refused_before_an_index_is():
+    with pytest.raises(ConfigError, match="Says returns 3 outputs, and the data have 4 classes, 0 to 3"):
+        Classify(num_classes=4).loss(Says(LOGITS), batch_of([0, 1, 2]))
