@@ -104,7 +104,19 @@ def prompts(folder):
     return (*words, *more), lambda split: []
 
 
-KINDS = {one.__name__: one for one in (class_folders, stored_pictures, texts, sentences, recordings, scenes)}
+def rows(folder):
+    (folder / "data").mkdir()
+    made = [(number / 7 % 3, "abc"[number % 3], ["low", "high"][number % 7 > 3]) for number in range(48)]
+    for part in ("train", "val", "test"):
+        lines = [f"{one},{other},{kind}" for one, other, kind in made[: 48 if part == "train" else 9]]
+        (folder / "data" / f"{part}.csv").write_text("\n".join(["size,letter,kind", *lines]) + "\n")
+    words = ("model=mlp", "dataset=table", "dataset.target=kind", "dataset.path=data/train.csv")
+    parts = ("dataset.val_path=data/val.csv", "dataset.test_path=data/test.csv")
+    given = [json.dumps({"letter": other, "size": one, "more": 3}) for one, other, _ in made[:9]]
+    return (*words, *parts, *SHORT), lambda split: given
+
+
+KINDS = {one.__name__: one for one in (class_folders, stored_pictures, texts, sentences, recordings, scenes, rows)}
 
 
 FP32, EMA = ("precision=fp32",), ("precision=amp_dynamic", "train.ema_decay=0.9")
@@ -136,7 +148,7 @@ def test_predictions_are_those_of_the_evaluation_sample_by_sample(kind, more, tm
             with autocast:
                 expected += parts.task.predict(model, batch)
     assert len(expected) == len(given) > 4
-    if kind in ("texts", "sentences"):  # whose inputs are not files
+    if kind in ("texts", "sentences", "rows"):  # whose inputs are not files
         shutil.rmtree(tmp_path / "data")
     with predictor(str(run.root)) as loaded:
         found = list(loaded.predict(given))
