@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from tests.docs.pages import PAGES, ROOT
 from tests.small_runs import environment
@@ -18,8 +19,8 @@ NOTEBOOK = json.loads((EXAMPLES / "tour.ipynb").read_text())
 CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
-def output_of(script, cwd):
-    command = [sys.executable, str(EXAMPLES / script)]
+def output_of(script, *words, cwd):
+    command = [sys.executable, str(EXAMPLES / script), *words]
     done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -27,7 +28,7 @@ def output_of(script, cwd):
 
 @pytest.mark.process
 def test_a_run_is_started_from_python(tmp_path):
-    said = output_of("train.py", tmp_path)
+    said = output_of("train.py", cwd=tmp_path)
     assert "step 1 overflowed at loss scale 16777216 and was skipped\n" in said
     assert float(re.search(r"^top1 (\S+)\n\Z", said, re.MULTILINE)[1]) > 0.8
 
@@ -54,16 +55,26 @@ def test_the_notebook_is_stored_without_outputs():
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CELLS)
 
 
+@pytest.mark.long
+def test_masks_are_segmented_compared_and_drawn(tmp_path):
+    script = "segmentation.py", "--pictures", "48", "--epochs", "2", "--seeds", "2"
+    said = output_of(*script, cwd=tmp_path)
+    assert re.search(r"^fp16_dynamic +2 .* (equivalent|undecided|better|worse)$", said, re.MULTILINE), said
+    assert re.search(r"^test, 12 samples: loss .*, iou ", said, re.MULTILINE)
+    with Image.open(tmp_path / said.splitlines()[-1].rpartition(": ")[2]) as sheet:
+        assert sheet.size == (6 * 48, 3 * 48)
+
+
 @pytest.mark.workload
 def test_a_model_and_a_data_set_of_ones_own_train(tmp_path):
-    said = output_of("own_parts.py", tmp_path)
+    said = output_of("own_parts.py", cwd=tmp_path)
     assert "net-parity-amp_bf16" in said
     assert float(re.search(r"^  top1 +(\S+) on test", said, re.MULTILINE)[1]) > 0.6
 
 
 @pytest.mark.process
 def test_a_watched_loop_names_skips_and_a_schedule_that_moved(tmp_path):
-    said = output_of("watch.py", tmp_path)
+    said = output_of("watch.py", cwd=tmp_path)
     assert said.count("skipped=True") == said.count("kind='schedule_moved'") > 1
     assert "'2.bias'" in said
     assert len((tmp_path / "outputs/watched/steps.jsonl").read_text().splitlines()) == 100
@@ -80,7 +91,7 @@ def test_a_loop_that_is_examined_gets_the_report_that_is_shown(capsys):
 
 @pytest.mark.workload
 def test_a_comparison_reaches_a_verdict(tmp_path):
-    reference, compared = output_of("compare.py", tmp_path).splitlines()[-2:]
+    reference, compared = output_of("compare.py", cwd=tmp_path).splitlines()[-2:]
     assert reference.startswith("fp32: reference: ")
     assert re.match("fp16_dynamic: (equivalent|undecided): the paired difference in top1 is ", compared)
 
