@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from mptrain.config.targets import Given, facts_in
-from mptrain.system.errors import ConfigError, DataError, UsageError, instance
+from mptrain.system.errors import CheckpointError, ConfigError, DataError, UsageError, instance
+from mptrain.system.words import listed
 from mptrain.workloads.base.dataset import Dataset, takes_fields_of
 from mptrain.workloads.base.datasets.from_python import PATH, given_from_python
 from mptrain.workloads.base.map_style import MapDataset, parts_by_name, torch_parts
@@ -46,7 +47,7 @@ def _model(model: Any) -> Given:
         raise UsageError("model is a state dict" if model else "model is an empty dict", hint)
     if not isinstance(model, nn.Module):
         return _callable("model", model)
-    return Given(_path(type(model)), lambda: _copy(model))
+    return Given(_path(model), lambda: _copy(model), model)
 
 
 def _callable(name: str, part: Any) -> Given:
@@ -61,12 +62,11 @@ def _callable(name: str, part: Any) -> Given:
 
 
 def _path(part: Any) -> str:
-    """Return the dotted name of a class or function; of a partial one, that of what it calls."""
-    while isinstance(part, functools.partial):
-        part = part.func
-    if not hasattr(part, "__qualname__"):
-        part = type(part)
-    return f"{part.__module__}.{part.__qualname__}"
+    """Return the dotted name of a class or function; that of an object, or of a partial, says that it is one."""
+    if isinstance(part, functools.partial):
+        return f"<partial of {_path(part.func)}>"
+    name = getattr(part, "__qualname__", "")
+    return f"{part.__module__}.{name}" if name else f"<object of {_path(type(part))}>"
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -107,7 +107,7 @@ def given_data(data: Any) -> Given:
         return Given(TABLE, load)
     if not (parts := torch_parts(data)):
         raise UsageError(
-            f"data is {type(data).__name__}: there is nothing to train on",
+            f"data is {instance(data)}: it has no samples that a run could take",
             "give a pair (inputs, targets) of tensors or arrays, a torch.utils.data.Dataset or a pandas.DataFrame; or "
             "a tuple or mapping of them: train, val and test",
         )
@@ -123,27 +123,37 @@ class DataOfRun(MapDataset):
     """Data to evaluate a run on, with the classes, and all other facts, of the run's own data.
 
     Args:
-        data: What `given_data` takes; one data set alone is test data, and of several the training data are left out.
+        parts: Datasets by name; of several, the training data are left out, and a single one is test data.
         card: Content of the ``data.json`` of the run.
 
     Raises:
-        DataError: The samples, or the classes of their targets, are none that the run knows.
+        DataError: The samples, their targets or the names of their classes are not of the kind that the run knows.
     """
 
-    def __init__(self, data: Any, card: Mapping[str, Any]) -> None:
-        parts = torch_parts(data)
-        if not parts:
-            given_data(data)  # says what is wrong
+    def __init__(self, parts: Mapping[str, Any], card: Mapping[str, Any]) -> None:
         held_out = {name: part for name, part in parts.items() if name != "train"} or {"test": parts["train"]}
-        super().__init__(card.get("name", ""), {"train": next(iter(held_out.values())), **held_out}, 0)
-        own, self._facts, self._card = super().facts(), facts_in(card), card
-        for name, what in (("input_shape", "inputs"), ("num_outputs", "targets")):
-            fits = own.get(name) == self._facts.get(name) or ("num_classes" in own and name == "num_outputs")
-            if name in self._facts and not fits:
-                raise DataError(f"the {what} have {name} {own.get(name)}, and the run {self._facts[name]}", "")
+        super().__init__(card.get("name", ""), held_out, 0)
+        own, self._facts, self._labels = super().facts(), facts_in(card), card.get("labels", [])
+        for what, theirs, known in (
+            ("samples", list(own["input_shape"]), card.get("input_shape")),
+            ("targets", self.train.kinds()["target_shape"], card.get("target_shape")),
+        ):
+            if known not in (None, theirs):
+                raise DataError(f"the {what} are {theirs}, and the run was trained on {known}", "give the same shape")
+        for name, kind in self.train.kinds().items():
+            if name.endswith("_dtype") and ("float" in kind) != ("float" in card.get(name, kind)):
+                what = f"the {name.removesuffix('_dtype')}s are {kind}, and the run was trained on {card[name]}"
+                raise DataError(what, "give the same kind of numbers")
+        if "label_counts" in self._facts and "label_counts" not in own:
+            raise DataError("the targets are no labels", "labels are 0 or 1")
         if (most := self._facts.get("num_classes")) is not None and own.get("num_classes", 0) > most:
             what = f"a target is class {own['num_classes'] - 1}, and the run has {most} classes, from 0"
             raise DataError(what, "give the classes the numbers that they had in training")
+        names = self.train.names() or self.train.names("output_names")
+        if names and self._labels and list(names) != self._labels[: len(names)]:
+            what = f"the names are {listed(names, 5)}, and those of the run {listed(self._labels, 5)}"
+            raise DataError(what, "give the classes or outputs the order that they had in training")
+        self.warnings = ()  # they are about data to train on
 
     @override
     def facts(self) -> dict[str, Any]:
@@ -151,15 +161,29 @@ class DataOfRun(MapDataset):
 
     @override
     def card(self) -> dict[str, Any]:
-        return {"labels": self._card.get("labels", [])}
+        return {"labels": self._labels}
 
 
 def data_of_run(data: Any, card: Mapping[str, Any]) -> Dataset:
-    """Return data to evaluate a run on, whose ``data.json`` has this content; a mapping may have ``test`` alone."""
+    """Return data to evaluate a run on, whose ``data.json`` has this content; a mapping may have ``test`` alone.
+
+    Raises:
+        UsageError: The run was trained on data of another kind, which are prepared otherwise.
+    """
     if isinstance(data, Mapping) and "train" not in data:
         data = {"train": next(iter(data.values()), None), **data}
     frames = frames_in(data)
-    return Table(frames, TableOptions(fitted=card)) if frames else DataOfRun(data, card)
+    rows = "columns" in (card.get("preparation") or ())
+    if bool(frames) != rows or (not frames and "preparation" in card):
+        kind = "a table" if rows else card.get("name", "other data")
+        hint = "give a pandas.DataFrame" if rows else "give tensors" if "preparation" not in card else ""
+        what = f"the run was trained on {kind}, and data is {instance(data)}, which is not prepared like it"
+        raise UsageError(what, hint or "name other files: evaluate('dataset.root=FOLDER')")
+    if frames:
+        return Table(frames, TableOptions(fitted=card))
+    if not (parts := torch_parts(data)):
+        given_data(data)  # says what is wrong
+    return DataOfRun(parts, card)
 
 
 def put_weights(module: nn.Module, root: Path) -> int | None:
@@ -171,5 +195,11 @@ def put_weights(module: nn.Module, root: Path) -> int | None:
     loaded = CheckpointStore(open_run(root).paths.checkpoints, keep=1).load_latest()
     if loaded is None:
         return None
-    load_matching(module, plain_weights(loaded.state, average=True), str(root))
+    fit = load_matching(module, plain_weights(loaded.state, average=True), str(root))
+    if fit.fresh:
+        name, why = fit.fresh[0]
+        raise CheckpointError(
+            f"the module does not take the weights of {root}: {name} ({why})",
+            "update_model=False leaves it as it was; mptrain.open_run(RUN, model=...).model() is the network",
+        )
     return loaded.manifest.step

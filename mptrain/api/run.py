@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
+import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -49,36 +51,59 @@ _Returned = TypeVar("_Returned")
 _OTHERWISE = {
     "--config-dir ": "config_dirs=", "--filter ": "", ": add -m to sweep": ": call train once for each",
     "--anyway": "anyway=True", "--pair": "pair=True", "--not-inferior": "not_inferior=True", "--sort ": "sort=",
+    "--best": "best=True", "--raw": "average=False", "--by-class": "by_class=True", "--fp16": "FP16",
+    "--traceback shows": "the exception above shows",
 }  # fmt: skip
 
 
 def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
-    """Let the errors of a function name its arguments where those of a command would name options."""
+    """Let the errors of a function name its arguments where those of a command would name options.
+
+    Their hints become notes, which a traceback shows. Arguments that the function does not have are refused.
+    """
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Returned:
         try:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                names = [name for name in signature.parameters if name != "self"]
+                raise UsageError(f"{function.__qualname__}: {error}", f"it has {', '.join(names)}") from None
             return function(*args, **kwargs)
         except MptrainError as error:
             error.args, error.hint = (_in_python(str(error)),), _in_python(error.hint)
+            hints = [error.hint]
             if isinstance(error, ConfigError):
                 error.problems = tuple(
                     replace(problem, what=_in_python(problem.what), hint=_in_python(problem.hint))
                     for problem in error.problems
                 )
+                hints = [problem.hint for problem in error.problems]
+            for note in dict.fromkeys(f"hint: {hint}" for hint in (*hints, error.hint) if hint):
+                if note not in getattr(error, "__notes__", ()) and hasattr(error, "add_note"):  # from Python 3.11 on
+                    error.add_note(note)
             raise
 
     return call
 
 
-def require_words(words: Sequence[Any]) -> None:
-    """Raise UsageError for an override that is no text, with what it was probably meant to be."""
+def require_words(words: Sequence[Any], given: Collection[str] = ()) -> None:
+    """Raise UsageError for an override that is no text, or that names another part than the program has given.
+
+    ``given`` has the groups of these parts.
+    """
     for word in words:
         if isinstance(word, list | tuple):
             raise UsageError(f"an override is {instance(word)}", "each word is an argument of its own: (*words)")
         if not isinstance(word, str):
             hint = 'give texts, such as "seed=1"; data are one argument, data=(inputs, targets), and so is model=Net'
             raise UsageError(f"an override is {instance(word)}", hint)
+        group = word.lstrip("+~").partition("=")[0].removesuffix("._target_")
+        if group in given:
+            argument = "data" if group == "dataset" else group
+            raise UsageError(f"{word} has no effect beside {argument}=", "leave one of them out")
 
 
 def _in_python(text: str) -> str:
@@ -89,12 +114,9 @@ def _in_python(text: str) -> str:
     text = plain(masked(text), lines=True)
     for option, argument in _OTHERWISE.items():
         text = text.replace(option, argument)
-    before, command, after = re.split(r"((?<!\S)mptrain )", text, maxsplit=1) if "mptrain " in text else (text, "", "")
-    return (
-        re.sub(r"--([a-z]+(?:-[a-z]+)*)(?:=| (?=\d))?", lambda option: option[1].replace("-", "_") + "=", before)
-        + command
-        + after
-    )
+    before, *command = re.split(r"((?<!\S)mptrain )", text, maxsplit=1)
+    before = re.sub(r"--([a-z]+(?:-[a-z]+)*)(?:=| (?=\d))?", lambda option: option[1].replace("-", "_") + "=", before)
+    return "".join((before, *command))
 
 
 class Run(run_reader.Run):
@@ -132,6 +154,7 @@ class Run(run_reader.Run):
         from mptrain.runlog.checkpoints import CheckpointStore
         from mptrain.system.process_state import caller_restored
 
+        require_words(overrides, self.given)
         config = reload(self.config, overrides, given=self.given)
         loaded = CheckpointStore(self.paths.checkpoints, config.checkpoint.keep).load(_which(best))
         require_same_schema(loaded.state)
@@ -159,7 +182,7 @@ class Run(run_reader.Run):
 
         Returns:
             For each input its answer, values by name, such as ``class`` and ``probability``; ``picture`` is a uint8
-            tensor ``[C, H, W]``.
+            tensor ``[C, H, W]``, and ``remark`` says what of the input was changed or not known.
 
         Raises:
             DataError: An input is unusable.
@@ -168,16 +191,20 @@ class Run(run_reader.Run):
         from mptrain.run.prediction import predictor
         from mptrain.system.process_state import caller_restored
 
-        if odd := [word for word in overrides if not isinstance(word, str) or "=" not in word]:
+        if odd := [word for word in overrides if isinstance(word, str) and "=" not in word]:
             raise UsageError(f"{odd[0]} is no KEY=VALUE", "give several inputs as a list: predict([...])")
+        require_words(overrides, self.given)
         restored, folder = caller_restored(), str(self.paths.root)
         with restored, predictor(folder, overrides, _which(best), average=average, given=self.given) as loaded:
+            for note in loaded.notes:
+                warnings.warn(note, stacklevel=3)
             predictions = list(loaded.predict(_inputs(inputs, loaded.source)))
         if bad := [prediction for prediction in predictions if prediction.error]:
             raise DataError(
                 f"{elided(bad[0].given, 200)}: {bad[0].error}", f"{len(bad)} of {len(predictions)} inputs are unusable"
             )
-        return [prediction.answer for prediction in predictions]
+        remarks = [{"remark": prediction.remark} if prediction.remark else {} for prediction in predictions]
+        return [prediction.answer | remark for prediction, remark in zip(predictions, remarks, strict=True)]
 
     @in_python
     def export(
@@ -198,6 +225,7 @@ class Run(run_reader.Run):
         from mptrain.run.evaluation import export_run
         from mptrain.system.process_state import caller_restored
 
+        require_words(overrides, self.given)
         folder, file = str(self.paths.root), None if output is None else expanded(output)
         with caller_restored():
             exported = export_run(
@@ -230,6 +258,7 @@ class Run(run_reader.Run):
             raise UsageError("evaluate takes data as one argument", "give a pair: evaluate((inputs, targets))")
         if isinstance(data, str):  # the data of a program are no text: this is an override
             data, overrides = None, (data, *overrides)
+        require_words(overrides, self.given)
         with caller_restored():
             dataset = None if data is None else data_of_run(data, read_object(self.paths.data))
             return evaluate_run(
@@ -273,15 +302,17 @@ class Run(run_reader.Run):
         from mptrain.api.training import stop_function, trained
         from mptrain.run.resume import resume
 
-        require_words(overrides)
         words = overrides if epochs is None else (*overrides, f"train.epochs={epochs}")
         run, end = self.with_parts(given_parts(model, data, task)), stop_function(stop)
-        trained(
-            lambda sinks: resume(str(self.paths.root), words, sinks, run.given, end),
-            callbacks,
-            model if update_model else None,
-            show=show,
-        )
+        require_words(words, run.given)
+        with run_in_errors(run.given):
+            trained(
+                lambda sinks: resume(str(self.paths.root), words, sinks, run.given, end),
+                run.given,
+                callbacks,
+                update=update_model,
+                show=show,
+            )
         return open_run(self.paths.root).with_parts(run.given)
 
     def plot(self, *names: str, learner: str | None = None) -> Drawing:
@@ -341,6 +372,13 @@ class Run(run_reader.Run):
                         add(shown, event["split"], event["step"], value)
         return measured
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of the run, each sentence once, also if it printed nothing."""
+        events = [event for event in self.events() if event["event"] in ("warning", "resume")]
+        said = ([event["message"]] if event["event"] == "warning" else event.get("warnings", ()) for event in events)
+        return tuple(dict.fromkeys(sentence for some in said for sentence in some))
+
     def __repr__(self) -> str:
         return f"<mptrain run {self.paths.root}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
 
@@ -355,7 +393,20 @@ class Run(run_reader.Run):
         metric = self.summary.get("metric_name")
         facts = [("status", self.state.status), ("steps", "" if steps is None else f"{steps:,}")]
         facts += [(metric, number(self.summary.get("metric")))] if metric else []
+        facts += [("warnings", str(len(said)))] if (said := self.warnings) else []
         return [(name, value) for name, value in facts if value]
+
+
+@contextlib.contextmanager
+def run_in_errors(given: Mapping[str, Given]) -> Iterator[None]:
+    """Let an error that ends training have the run, opened with what the program gives, as its ``run``."""
+    try:
+        yield
+    except MptrainError as error:
+        if isinstance(error.run, Path):
+            with contextlib.suppress(MptrainError):  # report the original failure
+                error.run = open_run(error.run).with_parts(given)
+        raise
 
 
 def _inputs(inputs: Any, source: NewInputs) -> Iterator[str]:

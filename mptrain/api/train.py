@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.api.given import given_parts
-from mptrain.api.run import Run, in_python, open_run, require_words
+from mptrain.api.run import Run, in_python, open_run, require_words, run_in_errors
 from mptrain.api.training import stop_function, trained
 from mptrain.cli.messages import warn
 from mptrain.config.catalogue import Catalogue, configs_folder
@@ -69,12 +69,14 @@ def train(
             trained then has the weights of the last checkpoint.
     """
     _require_words(overrides, words)
+    parts = {"model": model, "dataset": data, "task": task}
+    require_words(overrides, [group for group, part in parts.items() if part is not None])
     folders = [config_dirs] if isinstance(config_dirs, str | Path) else config_dirs
-    for group, argument, part in (("model", "model", model), ("dataset", "data", data), ("task", "task", task)):
-        starts = (f"{group}=", f"{group}._target_=")
-        if part is not None and (odd := [word for word in overrides if word.lstrip("+~").startswith(starts)]):
-            raise UsageError(f"{odd[0]} has no effect beside {argument}=", "leave one of them out")
     given = given_parts(model, data, task)
+    if "model" in given and given["model"].module is not None:
+        for word in overrides:
+            if word.lstrip("+~").startswith("model.") and word.lstrip("+~").partition("=")[0] not in _OF_ANY_MODEL:
+                raise UsageError(f"{word} has no effect: model is a module, which is made", "give its class instead")
     if "dataset" in given:
         overrides = (f"dataset={'table' if given['dataset'].path == TABLE else 'from_python'}", *overrides)
     if target is not None:
@@ -88,9 +90,15 @@ def train(
     config = replace(config, stop=stop_function(stop))
     if show:
         warn(config.warnings)
-    module = model if update_model else None
-    root = trained(functools.partial(launch, config), callbacks, module, show=show)
+    if not update_model and "model" in given:
+        given["model"] = replace(given["model"], module=None)
+    with run_in_errors(given):
+        root = trained(functools.partial(launch, config), given, callbacks, update=update_model, show=show)
     return open_run(root).with_parts(given)
+
+
+#: Keys of a model that are no arguments of its class.
+_OF_ANY_MODEL = ("model.weights", "model.freeze")
 
 
 def _word(name: str, value: str, catalogue: Catalogue) -> str:

@@ -4,58 +4,60 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mptrain.api.given import put_weights
 from mptrain.cli.train import displays
+from mptrain.config.targets import Given
 from mptrain.engine.options import StopFunction
 from mptrain.run.attempt import RunInfo, RunOutcome, Show
 from mptrain.runlog.record_writer import Sink
-from mptrain.system.errors import MptrainError, UsageError, instance
+from mptrain.system.errors import MptrainError, Preempted, UsageError, instance
 from mptrain.system.process_state import caller_restored
 
 
-def trained(start: Callable[[Show], RunOutcome], callbacks: Any, module: Any, *, show: bool) -> Path:
-    """Train a run, and return its directory; a ``torch.nn.Module`` gets the weights of its last checkpoint.
+def trained(
+    start: Callable[[Show], RunOutcome], given: Mapping[str, Given], callbacks: Any, *, update: bool, show: bool
+) -> Path:
+    """Train a run, and return its directory; the module that a program has given gets the weights at the end.
+
+    An error has the directory as its ``run``, if there is one, and says how the run goes on from Python.
 
     Args:
         start: Function that starts or resumes the run, with sinks for its records.
+        given: What the program gives, by group.
         callbacks: Sinks of the program.
-        module: The module; anything else is left alone.
+        update: Give the module the weights of the last checkpoint, also after an error.
         show: Print the run's progress.
     """
     if not isinstance(callbacks, Sequence) or not all(map(_is_sink, callbacks)):
         raise UsageError("callbacks is no list of sinks", "give a list of objects with take(record) and close()")
+    module = given["model"].module if update and "model" in given else None
     roots: list[Path] = []
 
     def sinks(info: RunInfo) -> Sequence[Sink]:
         roots.append(info.root)
         return [*(displays(info) if show else ()), *callbacks]
 
-    with caller_restored(), _updated(module, roots):
-        roots.append(start(sinks).root)
-    return roots[-1]
-
-
-@contextlib.contextmanager
-def _updated(module: Any, roots: Sequence[Path]) -> Iterator[None]:
-    """Give a `torch.nn.Module` the weights of the last checkpoint of the run in ``roots``, also after an error."""
-    from torch import nn
-
-    if not isinstance(module, nn.Module):
-        yield
-        return
     try:
-        yield
+        with caller_restored():
+            roots.append(start(sinks).root)
     except MptrainError as error:
-        with contextlib.suppress(MptrainError):  # report the original failure
-            step = put_weights(module, roots[-1]) if roots else None
-            state = "as it was" if step is None else f"as after step {step:,}, its last checkpoint"
-            error.hint = f"{error.hint}; the model is {state}" if error.hint else f"the model is {state}"
+        error.run = roots[-1] if roots else None
+        if isinstance(error, Preempted) and roots:
+            names = "".join(f", {'data' if group == 'dataset' else group}=..." for group in given)
+            error.hint = f"continue with mptrain.open_run({str(roots[-1])!r}{names}).resume()"
+        if module is not None:
+            with contextlib.suppress(MptrainError):  # report the original failure
+                step = put_weights(module, roots[-1]) if roots else None
+                state = "as it was" if step is None else f"as after step {step:,}, its last checkpoint"
+                error.hint = f"{error.hint}; the model is {state}" if error.hint else f"the model is {state}"
         raise
-    put_weights(module, roots[-1])
+    if module is not None:
+        put_weights(module, roots[-1])
+    return roots[-1]
 
 
 def _is_sink(sink: Any) -> bool:

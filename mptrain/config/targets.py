@@ -91,11 +91,15 @@ class Parameter:
 class Given:
     """Class or function that a Python program gives in place of one that YAML names.
 
-    ``path`` is its dotted name on record. ``call`` is called as a target is: with the keys of its group and with facts.
+    Attributes:
+        path: Its dotted name on record, in angle brackets if nobody can import it.
+        call: What is called as a target is: with the keys of its group and with facts.
+        module: Module of the program that gets the trained weights; None for none.
     """
 
     path: str
     call: Callable[..., Any]
+    module: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class Target:
         Raises:
             ConfigError: It is not allowed, not importable, or not a class or function of that package.
         """
-        return self.given or resolve(self.path, self.allow)
+        return resolve(self.path, self.allow) if self.given is None else self.given
 
     def build(self, **facts: Any) -> Any:
         """Call the class or function with its arguments, and return the result.

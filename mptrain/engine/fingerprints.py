@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +40,33 @@ class StartFingerprints:
 
 
 def digest_of_code(model: nn.Module) -> str:
-    """Return the digest of the source of the classes in a model, but for torch's, and of its structure in words.
+    """Return the digest of a model's code, and of its structure in words with the plain attributes of its modules.
 
-    It is empty if a class has no readable source, as one that was typed at Python's own prompt.
+    The code is the source of the methods, and the plain attributes, of its classes that are not torch's; functions that
+    they call are not looked at. It is empty if a method has no readable source, as one typed at Python's own prompt.
     """
     kinds = {kind for module in model.modules() for kind in type(module).__mro__ if issubclass(kind, nn.Module)}
-    own = sorted((kind for kind in kinds if kind.__module__.partition(".")[0] != "torch"), key=lambda k: k.__qualname__)
     try:
-        sources = [inspect.getsource(kind) for kind in own]
+        sources = sorted(_source(kind) for kind in kinds if kind.__module__.partition(".")[0] != "torch")
     except (OSError, TypeError):
         return ""
-    return hashlib.sha256("\n".join([*sources, repr(model)]).encode("utf-8", "surrogateescape")).hexdigest()
+    values = [f"{name} {_plain_attributes(vars(module))}" for name, module in model.named_modules()]
+    return hashlib.sha256("\n".join([*sources, repr(model), *values]).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _source(kind: type) -> str:
+    """Return the source of each method of a class: that of the class itself is not known in a notebook."""
+    pieces = [kind.__name__, _plain_attributes(vars(kind))]
+    for _, value in sorted(vars(kind).items()):
+        inner = getattr(value, "__func__", value)  # of static and class methods
+        functions = (inner.fget, inner.fset) if isinstance(inner, property) else (inner,)
+        pieces += [textwrap.dedent(inspect.getsource(one)) for one in functions if inspect.isfunction(one)]
+    return "\n".join(pieces)
+
+
+def _plain_attributes(values: Mapping[str, Any]) -> str:
+    own = {name: value for name, value in values.items() if not name.startswith("_") and name != "training"}
+    return repr(sorted((name, value) for name, value in own.items() if isinstance(value, bool | int | float | str)))
 
 
 def sample_digests(batch: Batch) -> list[bytes]:

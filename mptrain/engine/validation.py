@@ -52,8 +52,8 @@ def require_monitored(parts: Parts, train: TrainOptions, *, stop: bool = False) 
     keys = [*(["stop="] if stop else []), *(key for key, _ in asked)]
     if keys and "val" not in parts.loaders:
         hint = (
-            "choose data with a validation split (dataset.val_share=0.1 holds out samples of image_folder and others), "
-            "or another schedule and train.early_stopping=null"
+            "give validation data (in Python data={'train': ..., 'val': ...}; dataset.val_share=0.1 holds out samples "
+            "of image_folder and others), or choose another schedule and train.early_stopping=null"
         )
         what = f"needs validation data, and {parts.dataset.name} has none"
         raise ConfigError([Problem(f"{key} {what}", hint) for key in keys])
@@ -101,7 +101,7 @@ def _answer(stop: StopFunction, metrics: dict[str, float]) -> str:
     try:
         answer: Any = stop(metrics)
         if answer is None or isinstance(answer, str):
-            return answer or ""
+            return str(answer or "")  # of a plain text, which a checkpoint can hold
         return "stop= returned True" if bool(answer) else ""  # also of NumPy and torch
     except Exception as error:
         raise ConfigError(

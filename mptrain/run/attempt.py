@@ -20,7 +20,14 @@ from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.torchrun import RankLost
 from mptrain.precision.support import Support, require_support
 from mptrain.run.build.parts import build
-from mptrain.run.consistency import Change, changed_training_data, digests_of, require_same_ranks, trained_on
+from mptrain.run.consistency import (
+    Change,
+    changed_code,
+    changed_training_data,
+    digests_of,
+    require_same_ranks,
+    trained_on,
+)
 from mptrain.run.describe import describe, group_members
 from mptrain.run.failure_report import explain_error, failure_status
 from mptrain.run.tracking import track
@@ -205,7 +212,7 @@ def _prepare_directory(attempt: Attempt) -> tuple[Attempt, tuple[str, ...]]:
     lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
     if not attempt.as_written:  # after the records have proved to be usable
         directory.write_config(config.yaml, config.overrides)
-    other = tuple(changed_training_data(directory.root, parts)) if loaded else ()
+    other = (*changed_training_data(directory.root, parts), *changed_code(directory.root, parts)) if loaded else ()
     source = directory.root if loaded else config.weights and expanded(config.weights)
     known = frozenset(digests_of(parts.loaders["train"])) | (read_trained(source) if source else frozenset())
     write_trained(directory.paths.trained_samples, known)

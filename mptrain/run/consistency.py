@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from mptrain.config.allowed_targets import NOT_OF_USERS
 from mptrain.config.compose import allowed_packages, compose, reload, search_path
 from mptrain.config.config_diff import ABSENT, config_digest, describe_change, diff
@@ -29,7 +31,9 @@ from mptrain.engine.parts import Parts
 from mptrain.parallel.communicator import Communicator
 from mptrain.runlog import RunDirectory, RunState, read_run
 from mptrain.runlog.manifest import Manifest, manifests_in, read_manifest
+from mptrain.runlog.strict_json import read_object
 from mptrain.system.errors import (
+    CheckpointError,
     ConfigError,
     MptrainError,
     Problem,
@@ -280,11 +284,42 @@ def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: 
     )
 
 
+def changed_code(root: Path, parts: Parts) -> tuple[str, ...]:
+    """Return a sentence if the code of a model of the user's own is not that which a run was started with."""
+    starts = (event for event in read_run(root).events() if event["event"] == "start")
+    before, now = next(starts, {}).get("model_code"), parts.origin.code
+    if not before or not now or before == now:
+        return ()
+    return ("the code of the model, or its structure, is not that with which the run was started",)
+
+
+def require_same_units(directory: RunDirectory, parts: Parts) -> None:
+    """Raise CheckpointError if targets have another mean, deviation or names of outputs than a run was trained with.
+
+    Its network answers in deviations from that mean. Digests do not serve: sums differ a little between machines.
+    """
+    card, facts = read_object(directory.paths.data, missing_ok=True), parts.dataset.facts()
+    for name in ("target_mean", "target_std", "output_names"):
+        before, now = list(card.get(name, ())), list(facts.get(name, ()))
+        same = before == now
+        if not same and name != "output_names" and len(before) == len(now):
+            same = bool(np.allclose(before, now, rtol=1e-5, atol=0))
+        if before and not same:
+            raise CheckpointError(
+                f"{name} of the training targets is {_values(now)}, and the run was trained with {_values(before)}",
+                "its network answers in that unit: restore the training data",
+            )
+
+
+def _values(values: list[Any]) -> str:
+    return listed([one if isinstance(one, str) else f"{one:.6g}" for one in values], 4)
+
+
 def trained_on(known: frozenset[bytes], parts: Parts) -> tuple[str, ...]:
     """Return a sentence for each split with samples among those, by their digests, that the weights were trained on."""
     held = {name: digests_of(loader) for name, loader in parts.loaders.items() if name != "train"}
-    if not known and any(held.values()):
-        return ("it is not on record which samples the weights were trained on",)
+    if (not known and any(held.values())) or (known and held and not any(held.values())):
+        return ("it is not on record which samples the weights were trained on, or which are evaluated",)
     counts = {name: sum(digest in known for digest in digests) for name, digests in held.items()}
     return tuple(
         f"{count:,} of {len(held[name]):,} {name} samples were trained on" for name, count in counts.items() if count

@@ -28,7 +28,7 @@ from mptrain.report.notebook import Shown, dataframe
 from mptrain.report.page import Block, Text
 from mptrain.run.build.parts import build
 from mptrain.run.build.workload import build_dataset
-from mptrain.run.consistency import changed_evaluation_data, trained_on
+from mptrain.run.consistency import changed_code, changed_evaluation_data, require_same_units, trained_on
 from mptrain.run.network_export import ExportedNetwork, export_network
 from mptrain.run.new_inputs import open_new_inputs
 from mptrain.runlog.atomic_files import storage_errors, write_together
@@ -259,6 +259,7 @@ def evaluate_run(
     elsewhere = not keys.isdisjoint(_PLACES) and keys.isdisjoint(_SHARES)
     dataset = dataset or (build_dataset(config, read_object(directory.paths.data)) if elsewhere else None)
     parts = built(config, loaded, dataset)
+    require_same_units(directory, parts)
     progress = loaded.state["progress"]
     splits = [name for name in ("val", "test") if name in parts.loaders]
     if not splits:
@@ -271,7 +272,7 @@ def evaluate_run(
     records = tuple(outcome.record for outcome in measured if outcome is not None)
     changes = diff(text, config.yaml)
     notes = [describe_change(*change) for change in changes]
-    notes += trained_on(read_trained(directory.root), parts)
+    notes += (*changed_code(directory.root, parts), *trained_on(read_trained(directory.root), parts))
     notes += getattr(dataset, "warnings", ())  # of data that are not the run's
     notes += changed_evaluation_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(

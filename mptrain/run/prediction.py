@@ -15,6 +15,7 @@ from mptrain.config.compose import reload
 from mptrain.config.targets import Given, parameters
 from mptrain.engine.evaluate import measuring
 from mptrain.engine.parts import Parts
+from mptrain.run.consistency import changed_code
 from mptrain.run.evaluation import built
 from mptrain.run.new_inputs import open_new_inputs
 from mptrain.runlog.checkpoints import CheckpointStore
@@ -59,12 +60,14 @@ class Predictor:
     Attributes:
         source: Reader of the inputs.
         step: Training steps attempted before its checkpoint.
+        notes: Differences between the network and the trained one, one sentence each.
     """
 
     parts: Parts
     source: NewInputs
     step: int
     average: bool
+    notes: tuple[str, ...] = ()
 
     def predict(self, inputs: Iterable[str]) -> Generator[Prediction]:
         """Yield the answer to each input, texts or paths of files, in their order; unusable ones have an error."""
@@ -137,4 +140,5 @@ def predictor(
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     with settings_restored():
         parts = built(config, loaded, source)
-        yield Predictor(parts, source, loaded.state["progress"]["step"], average)
+        step = loaded.state["progress"]["step"]
+        yield Predictor(parts, source, step, average, changed_code(directory.root, parts))

@@ -30,6 +30,7 @@ from mptrain.run.consistency import (
     Change,
     reload_config,
     require_same_ranks,
+    require_same_units,
     require_unchanged_config,
     require_undamaged_config,
     written_config,
@@ -161,6 +162,7 @@ class _Resumption:
             notes = ("there is no checkpoint yet: starting from the beginning", *parts.notes)
         else:
             require_fit(parts, loaded.state)
+            require_same_units(self.directory, parts)
             _require_work(self.directory, self.config, built, loaded, done=self.is_done)
             notes = tuple(parts.fault.describe())
         return Attempt(

@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -46,7 +46,12 @@ class MptrainError(Exception):
     Args:
         message: What went wrong and where: one sentence without a full stop.
         hint: What the user can do; may be empty.
+
+    Attributes:
+        run: The run that failed, of `mptrain.train` and `Run.resume`; None if there is none.
     """
+
+    run: Any = None
 
     exit_code: ClassVar[int] = EXIT_BUG
 

@@ -174,14 +174,26 @@ def git_commit() -> str | None:
 
 @contextlib.contextmanager
 def caller_restored() -> Iterator[None]:
-    """Restore generators of random numbers, filters of warnings, variables and the current folder afterwards."""
+    """Restore generators of random numbers, filters of warnings, variables and the current folder afterwards.
+
+    Contexts of the caller (``no_grad``, ``inference_mode``, ``autocast``, another default dtype or device) do not reach
+    inside: numbers are those of the command line.
+    """
     device = begun() or torch.device("cpu")
-    states, folder = random_state(device), Path.cwd()
+    states, folder, dtype = random_state(device), Path.cwd(), torch.get_default_dtype()
     variables = {name: os.environ.get(name) for name in _VARIABLES}
     try:
-        with warnings.catch_warnings():
+        torch.set_default_dtype(torch.float32)
+        with contextlib.ExitStack() as stack:
+            for context in (warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad()):
+                stack.enter_context(context)
+            for kind in {"cpu", device.type} if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled() else ():
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.get_default_device().type != "cpu":
+                stack.enter_context(torch.device("cpu"))
             yield
     finally:
+        torch.set_default_dtype(dtype)
         os.chdir(folder)
         set_random_state(states, device)
         for name, value in variables.items():

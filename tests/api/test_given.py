@@ -186,7 +186,7 @@ def test_a_task_may_be_given():
         ((), {"model": "cnn"}, UsageError, "model='cnn' is a text"),
         ((), {"model": 3}, UsageError, "model is an int"),
         ((), {"model": nn.Linear(2, 2).state_dict()}, UsageError, "model is a state dict"),
-        (("model.width=2",), {"model": nn.Linear(2, 2)}, ConfigError, "unknown key 'model.width'"),
+        (("model.width=2",), {"model": nn.Linear(2, 2)}, UsageError, "model.width=2 has no effect: model is a module"),
         ((), {"model": nn.Linear}, ConfigError, "model.in_features is required by torch.nn.modules.linear.Linear"),
         ((), {"model": lambda: 3}, ConfigError, "returned an int, not a torch.nn.Module"),
         ((), {"stop": 3}, UsageError, "stop is an int"),
@@ -259,3 +259,92 @@ class TestStop:
         words = ("model=cnn", "train.epochs=1", "run.name=none")
         with pytest.raises(ConfigError, match="stop= needs validation data"):
             mptrain.train(*words, data=batch(32, 0), stop=lambda metrics: True, show=False)
+
+
+class Scaled(nn.Module):
+    def __init__(self, num_classes, scale=1.0):
+        super().__init__()
+        self.layers, self.scale = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes)), scale
+
+    def forward(self, x):
+        return self.scale * self.layers(x)
+
+
+def test_an_object_and_a_partial_are_no_class_that_another_program_could_import():
+    for name, model in (("partial", functools.partial(Scaled, scale=-2.0)), ("object", Scaled(10, -2.0))):
+        run = mptrain.train(*WORDS, "train.epochs=1", f"run.name={name}", model=model, show=False)
+        with pytest.raises(ConfigError, match=f"<{name} of .*Scaled> is in a Python program, which alone has it"):
+            mptrain.open_run(name).evaluate("extensions.allow=[tests]")
+        assert mptrain.open_run(name, model=model).evaluate().notes == run.evaluate().notes == ()
+        changed = mptrain.open_run(name, model=Scaled)  # the same weights, and another scale
+        told = "the code of the model, or its structure, is not that with which the run was started"
+        assert told in changed.evaluate().notes
+        with pytest.warns(UserWarning, match=told):
+            changed.predict(str(DIGIT))
+        assert told in changed.resume(epochs=2, show=False).warnings
+    run = mptrain.open_run("partial", model=Scaled)
+    with pytest.raises(UsageError, match=r"model\._target_=mypk\.Other has no effect beside model="):
+        run.resume("model._target_=mypk.Other", epochs=4)
+
+
+@pytest.fixture(autouse=True)
+def _digit(tmp_path):
+    global DIGIT
+    from PIL import Image
+
+    Image.new("L", (8, 8)).save(DIGIT := tmp_path / "digit.png")
+
+
+def test_a_module_follows_its_run(net):
+    model = net(10, 1)
+    run = mptrain.train(*WORDS, "train.epochs=1", model=model, show=False)
+    longer = run.resume(epochs=2, show=False)
+    assert torch.equal(model.head.weight, longer.model().head.weight)
+    kept = longer.resume(epochs=3, update_model=False, show=False)
+    assert not torch.equal(model.head.weight, kept.model().head.weight)
+
+
+def test_contexts_of_the_caller_change_no_number(net):
+    words = (*WORDS, "precision=fp32", "train.epochs=1")
+    plain = mptrain.train(*words, model=net, show=False)
+    for context in (
+        torch.no_grad(),
+        torch.inference_mode(),
+        torch.autocast("cpu", torch.bfloat16),
+        torch.device("meta"),
+    ):
+        with context:
+            inside = mptrain.train(*words, model=net, show=False)
+            assert inside.evaluate().metrics == plain.summary["test"]
+        assert losses(inside) == losses(plain)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert losses(mptrain.train(*words, model=net, show=False)) == losses(plain)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_what_goes_wrong_is_shown_with_its_hint_and_has_the_run(net):
+    with pytest.raises(ConfigError) as refused:
+        mptrain.train("train.epoch=3")
+    if sys.version_info >= (3, 11):
+        assert refused.value.__notes__ == ["hint: did you mean train.epochs=3?"]
+    with pytest.raises(UsageError, match=r"Run\.resume: got an unexpected keyword argument 'epoch'"):
+        mptrain.train(*WORDS, "train.epochs=1", model=net, show=False).resume(epoch=3)
+    with pytest.raises(NumericsError) as failed:
+        mptrain.train(*WORDS, "precision=fp32", "optimizer.lr=1e30", "run.name=bad", model=net, show=False)
+    assert failed.value.run.paths.root.name == "bad"
+    assert failed.value.run.given["model"].call is net
+    stop = Callback(6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Preempted) as cut:
+        mptrain.train(*WORDS, "run.name=cut", model=net, callbacks=[stop], show=False)
+    assert cut.value.hint == "continue with mptrain.open_run('outputs/cut', model=...).resume()"
+
+
+def test_a_run_that_diverges_without_validation_data_has_failed():
+    inputs, targets = batch(96, 0)
+    with pytest.raises(NumericsError, match="the run diverged: no update was applied any more until its end"):
+        mptrain.train(
+            "model=cnn", "precision=fp32", "optimizer.lr=1e18", "threads=1", data=(inputs, targets), show=False
+        )

@@ -110,7 +110,7 @@ def test_arrays_are_answered_exported_and_evaluated_without_the_training_data(ta
     np.testing.assert_allclose(file.run(None, {name: inputs})[0], network, rtol=1e-4, atol=1e-5)
     with pytest.raises(DataError, match=r"it is float32 \[5\], and the network takes float32 \[6\]"):
         run.predict(inputs[:, :5])
-    with pytest.raises(DataError, match="the inputs have input_shape"):
+    with pytest.raises(DataError, match=r"the samples are \[5\], and the run was trained on \[6\]"):
         run.evaluate((inputs[:, :5], data["test"][1]))
 
 
@@ -125,3 +125,41 @@ def test_the_classes_of_a_run_are_those_of_its_own_data():
     with pytest.raises(UsageError, match="evaluate takes data as one argument"):
         run.evaluate(x, torch.arange(60) % 4)
     assert run.confusion((x, torch.arange(60) % 4)).split == "test"
+
+
+def test_targets_in_another_unit_are_refused(tmp_path):
+    x = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
+    y = 100 + 3 * x[:, 0]
+    words, parts = (*WORDS, "task=regression", "run.name=run"), {"val": (x[60:], y[60:])}
+    run = mptrain.train(*words, data={"train": (x[:60], y[:60]), **parts}, show=False)
+    other = {"train": (x[:60], 3 * y[:60]), **parts}
+    opened = mptrain.open_run("run", data=other)
+    for ask in (opened.evaluate, lambda: opened.resume(epochs=3, show=False)):
+        with pytest.raises(mptrain.MptrainError, match="target_mean of the training targets is"):
+            ask()
+    assert run.evaluate(parts).metrics == run.evaluate().metrics  # in the unit of the run
+
+
+def test_data_of_another_kind_than_the_run_was_trained_on_are_refused():
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    run = mptrain.train(*WORDS, data=((x, y), (x, y)), show=False)
+    named = torch.utils.data.TensorDataset(x, y)
+    named.classes = ["1", "0", "2"]
+    run.evaluate((x.double().numpy(), y))
+    for data, error, said in (
+        ((x, y.float()), DataError, "the targets are float32, and the run was trained on int64"),
+        ((x.long(), y), DataError, "the inputs are int64, and the run was trained on float32"),
+        ((x, torch.eye(3)[y]), DataError, r"the targets are \[3\], and the run was trained on \[\]"),
+        (named, DataError, "the names are 1, 0, 2, and those of the run 0, 1, 2"),
+        (frame(), UsageError, "the run was trained on from_python, and data is a DataFrame"),
+    ):
+        with pytest.raises(error, match=said):
+            run.evaluate(data)
+    pictures = mptrain.train("model=mlp", "dataset.train_samples=64", "train.epochs=1", "threads=1", show=False)
+    with pytest.raises(UsageError, match="the run was trained on digits, and data is a tuple"):
+        pictures.evaluate((torch.rand(30, 1, 8, 8), torch.arange(30) % 10))
+    table = mptrain.train(*WORDS, "task=regression", "dataset.ignore=[id]", data=frame(), target="price", show=False)
+    with pytest.raises(UsageError, match="the run was trained on a table"):
+        table.evaluate((x, y))
+    unknown = pandas.DataFrame({"size": [1.0], "town": ["Paris"]})
+    assert "of no category" in table.predict(unknown)[0]["remark"]

@@ -100,7 +100,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(capsys):
         (("train.epochs=-1",), {}, ConfigError, "train.epochs"),
         (("distributed.procs=2",), {}, ConfigError, "from Python a run has one process"),
         (("dataset=digits",), {"data": [1]}, UsageError, "dataset=digits has no effect beside data="),
-        ((), {"data": 3}, UsageError, "data is int: there is nothing to train on"),
+        ((), {"data": 3}, UsageError, "data is an int: it has no samples that a run could take"),
         ((), {"callbacks": Callback()}, UsageError, "callbacks is no list of sinks"),
         ((), {"callbacks": [Callback]}, UsageError, "callbacks is no list of sinks"),
         (("extensions.sinks=[os.system]",), {}, ConfigError, "is not in an allowed package"),

@@ -133,8 +133,16 @@ def test_code_is_known_by_source_and_structure():
     ]
     assert len({whole, *map(digest_of_code, others)}) == 4
     typed = {"nn": nn, "__name__": "__main__"}
-    exec("class Own(nn.Linear): pass", typed)
-    assert digest_of_code(nn.Sequential(typed["Own"](2, 3))) == ""
+    exec("class Own(nn.Linear):\n    def forward(self, x): return x", typed)
+    assert digest_of_code(nn.Sequential(typed["Own"](2, 3))) == ""  # typed at a prompt
+    noted = nn.Sequential(Own(2, 3), nn.Dropout(0.1))
+    noted[0].scale = 2.0
+    assert digest_of_code(noted) != whole
+    noted.eval()
+    noted[0].scale = 1.0
+    again = nn.Sequential(Own(2, 3), nn.Dropout(0.1))
+    again[0].scale = 1.0
+    assert digest_of_code(noted) == digest_of_code(again)
 
 
 def digest_of(*batches):

@@ -155,10 +155,10 @@ def _codes(arms: Sequence[Arm], claimed: Sequence[str]) -> Found:
             False,
         )
     elif len(codes) > 1:
-        what = "the code of the model, or its structure, is not the same in all runs"
+        what = "the source of the model's classes, or its structure, is not the same in all runs"
         yield Objection(what, not is_below("model", claimed), "train them again with one model")
     elif codes:
-        yield "the code of the model is the same in all runs"
+        yield "the source of the model's classes, and its structure, are the same in all runs"
 
 
 def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:

@@ -326,6 +326,7 @@ class MapDataset(PreparedTensors, SplitDataset[MapSplit]):
 
     def __init__(self, name: str, parts: Mapping[str, Any], workers: int) -> None:
         splits = {part: MapSplit(part, samples) for part, samples in parts.items()}
+        splits.setdefault("train", next(iter(splits.values())))  # to build an evaluation
         super().__init__(name=name, splits=splits, workers=workers)
         self.warnings: tuple[str, ...] = (
             () if self.val or self.test else ("there is no validation data: return train, val and test",)

@@ -243,9 +243,14 @@ def test_runs_that_the_seed_changes_nothing_of_are_one_run():
     ("codes", "claimed", "said", "fatal"),
     [
         ((None, None), (), None, None),  # a model of mptrain's
-        (("a", "a"), (), "the code of the model is the same in all runs", None),
-        (("a", "b"), (), "the code of the model, or its structure, is not the same in all runs", True),
-        (("a", "b"), ("model",), "the code of the model, or its structure, is not the same in all runs", False),
+        (("a", "a"), (), "the source of the model's classes, and its structure, are the same in all runs", None),
+        (("a", "b"), (), "the source of the model's classes, or its structure, is not the same in all runs", True),
+        (
+            ("a", "b"),
+            ("model",),
+            "the source of the model's classes, or its structure, is not the same in all runs",
+            False,
+        ),
         (("a", ""), (), "it is not known whether the code of the model is the same in all runs", False),
         (("", ""), (), "it is not known whether the code of the model is the same in all runs", False),
     ],
@@ -254,7 +259,7 @@ def test_the_code_of_a_model_of_ones_own_is_compared_as_far_as_it_is_known(codes
     one = Arm("fp32", tuple(replace(run, model_code=codes[0]) for run in FULL.runs))
     other = of_amp(model_code=codes[1])
     found, checks = check_fairness((one, other), one, claimed)
-    objected = {each.what.partition(":")[0]: each.fatal for each in found if "code of the model" in each.what}
-    held = [check for check in checks if "code of the model" in check]
+    objected = {each.what.partition(":")[0]: each.fatal for each in found if "of the model" in each.what}
+    held = [check for check in checks if "of the model" in check]
     assert held == ([said] if said and fatal is None else [])
     assert objected == ({} if fatal is None else {said: fatal})
