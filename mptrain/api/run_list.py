@@ -54,4 +54,5 @@ class RunList(Shown, list[_Run]):
         rows = [{**run.settings(), "steps": run.steps, **run.numbers()} for run in self._found()]
         frame = dataframe(rows, columns=None if rows else _ALWAYS)
         own = [name for name in frame if name not in _ALWAYS and not name.startswith("chosen.")]
+        own = [name for name in own if not name.endswith("_target_")]  # their paths in Python, which the options name
         return frame[[*_ALWAYS, *(name for name in own if frame[name].astype(str).nunique(dropna=False) > 1)]]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from mptrain.api.run import Run, in_python, open_run
+from mptrain.api.run import Run, in_python
 from mptrain.api.train import train
 from mptrain.lab.pages.rate_range import RangeTest, read_range_test
 from mptrain.system.errors import NumericsError, UsageError
-from mptrain.system.files import expanded
 
 #: Overrides of a range test; those of the user follow, and may change the number of updates and the range.
 WORDS = (
@@ -63,15 +61,13 @@ def find_lr(*overrides: str, **arguments: Any) -> FoundRate:
         DataError: The loss did not fall at any rate, so that none can be suggested.
         MptrainError: The configuration is invalid, or the run failed for another reason than its loss.
     """
-    words = [f"run.name=lr-{secrets.token_hex(4)}", *range_test_words(overrides)]
     if isinstance(arguments.get("model"), nn.Module):
         arguments["update_model"] = False
     try:
-        run = train(*words, **arguments)
-    except NumericsError:  # a rate that is too high ends the run, which is what the test is for
-        last = {key: value for key, _, value in (word.lstrip("+~").partition("=") for word in words)}
-        folder = expanded(last["run.root"]) / last["run.name"]
-        if not folder.is_dir():
+        run = train(*range_test_words(overrides), **arguments)
+    except NumericsError as error:  # a rate that is too high ends the run, which is what the test is for
+        ended: Run | None = getattr(error, "run", None)
+        if ended is None:
             raise
-        run = open_run(folder)
+        run = ended
     return FoundRate(**vars(read_range_test(run.steps())), run=run)

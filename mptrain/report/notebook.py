@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from textwrap import wrap
@@ -12,10 +13,10 @@ from typing_extensions import override
 from mptrain.report.page import Block, Bullets, Facts, Table, Text
 from mptrain.system.machine import load_extra
 from mptrain.system.masking import masked
-from mptrain.system.words import KEYBOARD, elided
+from mptrain.system.words import KEYBOARD, elided, plain
 
 #: Maximum characters of a cell and of a sentence in text, of its lines, and of a warning, which is not shortened.
-CELL, SENTENCE, WIDTH, WHOLE = 40, 240, 120, 1500
+CELL, SENTENCE, WIDTH, WHOLE = 40, 400, 120, 1500
 
 #: Rows of a table that stand for all others.
 MOST_ROWS: Final = 12
@@ -40,6 +41,13 @@ class Shown:
         return str(masked(fragment(self.blocks())))
 
 
+def _cut(text: object, most: int = SENTENCE) -> str:
+    """Return `plain` text of at most ``most`` characters, with an ellipsis for the words omitted at its end."""
+    whole = plain(text)
+    # The end of a word longer than this is cut off, not the whole word.
+    return whole if len(whole) <= most else re.sub(r"\s\S{0,39}$|.$", "", whole[:most]) + "…"
+
+
 def _lines(block: Block) -> list[str]:
     match block:
         case Table(head=head, rows=rows, note=note):
@@ -51,15 +59,15 @@ def _lines(block: Block) -> list[str]:
                     columns.append([aligned(cell, max(map(len, cells))) for cell in cells])
             return [
                 *("  ".join(row).rstrip() for row in zip(*columns, strict=True)),
-                *filter(None, [elided(note, SENTENCE)]),
+                *filter(None, [_cut(note)]),
             ]
         case Facts(rows=pairs):
-            return [f"{elided(name, CELL)}: {elided(value, SENTENCE)}" for name, value in pairs]
+            return [f"{elided(name, CELL)}: {_cut(value)}" for name, value in pairs]
         case Bullets(items=items, tone=tone):
-            whole = [f"- {elided(item, WHOLE if tone else SENTENCE)}" for item in items]
+            whole = [f"- {_cut(item, WHOLE if tone else SENTENCE)}" for item in items]
             return [line for item in whole for line in wrap(item, WIDTH, subsequent_indent="  ")]
         case Text(text=sentence):
-            return [elided(sentence, SENTENCE)]
+            return [_cut(sentence)]
     return []
 
 

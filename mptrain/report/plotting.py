@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from typing_extensions import override
 
 from mptrain.report.page import Chart, Series
 from mptrain.report.run_history import Points
@@ -117,6 +118,10 @@ class Drawing:
         self._series: dict[Axes, list[Series]] = {}
         self._rows: dict[Axes, tuple[str, ...]] = {}
         self._powers: set[Axes] = set()
+
+    @override
+    def __repr__(self) -> str:
+        return f"<figure {self.name}>"
 
     def panels(self, count: int = 1, heights: Sequence[float] | None = None) -> list[Axes]:
         """Add axes in one column with a shared horizontal axis, and return them from top to bottom.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mptrain.api.run import in_python
 from mptrain.runlog.run_reader import Run
 from mptrain.study.comparison.logs import compare_logs
-from mptrain.system.errors import UsageError
+from mptrain.system.errors import UsageError, instance
 
 if TYPE_CHECKING:
     from mptrain.study.comparison.logs.compare_logs import LogComparison
@@ -46,9 +46,12 @@ def compare(
     """
     if (logs is None) == (not runs):
         raise UsageError("compare takes either runs or logs", "compare('RUN', 'RUN'), or compare(logs={'ARM': 'LOGS'})")
+    if odd := [run for run in runs if not isinstance(run, Run | str | Path)]:
+        hint = "give the runs themselves: compare(*runs); arms are told apart by their configurations"
+        raise UsageError(f"compare was given {instance(odd[0])} in place of a run", hint)
     for name, value in {"margin": margin, **about_logs}.items():
         if name in ("margin", "target", "looks") and not isinstance(value, Real | None):
-            raise UsageError(f"{name}={value!r} is no number", f"write a number: {name}=1")
+            raise UsageError(f"{name}={value!r} is no number", f"write {name}={0.01 if name == 'margin' else 1}")
     if logs is not None:
         if by or anyway:
             raise UsageError("by and anyway are about runs of mptrain", "leave them out beside logs")

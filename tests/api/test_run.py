@@ -138,8 +138,13 @@ def test_runs_are_compared():
     assert {one.arm.name: len(one.arm.runs) for one in found.arms} == {"fp32": 2, "fp16_dynamic": 2}
     with pytest.raises(UsageError, match="either runs or logs"):
         mptrain.compare()
-    with pytest.raises(UsageError, match=r"margin='0\.01' is no number"):
-        mptrain.compare(logs={"a": "x", "b": "y"}, metric="loss", margin="0.01")
+    with pytest.raises(UsageError, match="margin='1%' is no number") as error:
+        mptrain.compare(logs={"a": "x", "b": "y"}, metric="loss", margin="1%")
+    assert error.value.hint == "write margin=0.01"
+    for odd, what in ((mptrain.runs(), "a RunList"), ({"a": ["fp32-0"]}, "a dict"), (["fp32-0"], "a list")):
+        with pytest.raises(UsageError, match=f"compare was given {what} in place of a run") as error:
+            mptrain.compare("fp32-0", odd)
+        assert error.value.hint.startswith("give the runs themselves: compare(*runs)")
     with pytest.raises(UsageError, match="target is about logs"):
         mptrain.compare("fp32-0", "fp32-1", target=1)
 

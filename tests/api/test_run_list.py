@@ -13,6 +13,7 @@ from tests.report.folders import make_run
 CONFIG = """seed: {seed}
 chosen:
   precision: {precision}
+scaler: {{_target_: my.{precision}}}
 """
 
 
@@ -57,7 +58,7 @@ def test_a_table_of_pandas_has_what_differs(folder):
     table = mptrain.runs(folder, "status=done").to_dataframe()
     assert list(table.columns[:5]) == ["run", "status", "reason", "started", "steps"]
     assert {"seed", "precision", "test_top1"} <= set(table)
-    assert not [name for name in table if name.startswith("chosen.")]
+    assert not [name for name in table if name.startswith("chosen.") or name.endswith("_target_")]
     assert len(table) == 14
     assert table["test_top1"].max() == 0.63
     assert list(mptrain.runs(folder, "status=failed").to_dataframe()) == list(table.columns[:5])

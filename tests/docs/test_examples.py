@@ -15,8 +15,22 @@ from tests.docs.pages import PAGES, ROOT
 from tests.small_runs import environment
 
 EXAMPLES = ROOT / "examples"
-NOTEBOOK = json.loads((EXAMPLES / "tour.ipynb").read_text())
-CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+
+
+def code_cells(name):
+    return [cell for cell in json.loads((EXAMPLES / name).read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def executed(name):
+    """Execute the cells of a notebook in order; return its variables, and what the cells show."""
+    found, shown = {}, []
+    for cell in code_cells(name):
+        *body, last = ast.parse("".join(cell["source"])).body
+        whole = [*body, *([] if isinstance(last, ast.Expr) else [last])]
+        exec(compile(ast.Module(whole, []), "cell", "exec"), found)
+        if isinstance(last, ast.Expr):
+            shown.append(eval(compile(ast.Expression(last.value), "cell", "eval"), found))
+    return found, shown
 
 
 def output_of(script, *words, cwd):
@@ -36,13 +50,7 @@ def test_a_run_is_started_from_python(tmp_path):
 @pytest.mark.long
 def test_the_notebook_goes_from_training_to_a_prediction(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found, shown = {}, []
-    for cell in CELLS:
-        *body, last = ast.parse("".join(cell["source"])).body
-        whole = [*body, *([] if isinstance(last, ast.Expr) else [last])]
-        exec(compile(ast.Module(whole, []), "cell", "exec"), found)
-        if isinstance(last, ast.Expr):
-            shown.append(eval(compile(ast.Expression(last.value), "cell", "eval"), found))
+    found, shown = executed("tour.ipynb")
     assert "<td>done</td>" in shown[0]._repr_html_()
     assert shown[1]._repr_svg_().startswith("<?xml")
     assert found["found"]["7.bias"] > 0
@@ -51,8 +59,33 @@ def test_the_notebook_goes_from_training_to_a_prediction(tmp_path, monkeypatch, 
     assert shown[-1]["class"] == "0"
 
 
-def test_the_notebook_is_stored_without_outputs():
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CELLS)
+@pytest.mark.long
+def test_the_notebook_of_python_shows_what_it_says(tmp_path, monkeypatch, capfd):
+    for library in ("pandas", "onnx", "onnxruntime"):
+        pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found, shown = executed("python.ipynb")
+    assert [arm.word for arm in found["comparison"].arms] == ["reference", "equivalent"]
+    # A run that was found done, ONNX Runtime's outputs, and the losses of the table in a file.
+    assert [one for one in shown if isinstance(one, bool)] == [True, True, True]
+    assert found["difference"] < 1e-4
+    assert found["values"].summary["test"]["r2"] == pytest.approx(
+        found["r2_score"](found["numbers"][700:], found["answers"]), rel=1e-6
+    )
+    assert found["stopped"].summary["stopped_early"] == "top1 above 0.75"
+    assert found["stopped"].summary["epochs"] < 20
+    assert found["named"].predict(found["x"][700])[0]["class"] in found["Rows"].classes
+    assert (len(list(found["run"].steps())), len(list(found["longer"].steps()))) == (152, 152)
+    said = capfd.readouterr().out
+    assert "untouched: True\n" in said
+    assert "trained in place: True\n" in said
+    assert said.endswith("fix these rows, or drop them\n")
+
+
+@pytest.mark.parametrize("name", ["tour.ipynb", "python.ipynb"])
+def test_a_notebook_is_stored_without_outputs(name):
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code_cells(name))
 
 
 @pytest.mark.long

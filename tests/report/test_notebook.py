@@ -25,8 +25,15 @@ def test_text_is_aligned_short_and_without_optional_columns():
     assert lines[:3] == [f"name{' ' * 43}n", f"a{' ' * 46}1", f"{'b' * 26}…{'b' * 13}  12,345"]
     assert lines[3:5] == ["note", "fact: value"]
     assert max(map(len, lines)) == 120
-    assert "".join(lines[5:]).count("c") == 239 + 500  # a warning is shown whole
+    assert "".join(lines[5:]).count("c") == 399 + 500  # a warning is shown whole
     assert lines[-1] == "text"
+
+
+def test_a_long_sentence_ends_at_a_word():
+    words = " ".join(f"word{at:03d}" for at in range(100))
+    assert repr(Some(Text(words))) == f"{words[:399]}…"
+    assert repr(Some(facts(("fact", f"x {words}")))) == f"fact: x {words[:391]}…"
+    assert repr(Some(Text(words[1:400] + "."))) == words[1:400] + "."
 
 
 @each("text", [text for text in HOSTILE if text.strip()])

@@ -62,6 +62,7 @@ def test_series_differ_and_ticks_are_short():
 
 def test_curves_over_steps_keep_their_data_for_the_page():
     with drawing("kept", 2.5) as figure:
+        assert repr(figure) == "<figure kept>"
         above, below = figure.panels(2)
         figure.line(above, "scale", ([1, 5], [65536.0, 8.0]), powers=True, color="red", drawstyle="steps-post")
         figure.line(above, "overflow", ([5], [8.0]), powers=True, color="#000000", marker="v", linestyle="none")

@@ -7,7 +7,8 @@ import shlex
 
 import pytest
 
-from mptrain.lab.pages.rate_range import range_test_page, read_range_test
+from mptrain.cli.blocks import block_lines
+from mptrain.lab.pages.rate_range import range_test_page, read_range_test, result_blocks
 from mptrain.report.html_and_markdown import html
 from mptrain.runlog.run_reader import read_run
 from mptrain.system.errors import DataError
@@ -42,6 +43,14 @@ def test_a_loss_that_never_explodes_is_said_and_one_that_does_not_fall_suggests_
     found = read_range_test(steps(lambda rate: 2.3 - math.log10(rate / 1e-5) / 10))
     assert found.explodes is None
     assert "at no rate that was tried" in html(range_test_page("<run>", found, "mptrain"))
+    cut = "the loss was still falling at the highest rate tried: raise schedule.last."
+    shown = html(range_test_page("run", found, "")), repr(found), " ".join(block_lines(result_blocks(found, "mptrain")))
+    assert [text.lower().count(cut) for text in shown] == [1, 1, 1]
+    assert (
+        cut not in repr(read_range_test(steps(lambda rate: 2.3 if rate < 1e-3 else 0.5 if rate < 1 else 0.9))).lower()
+    )
+    falls = steps(lambda rate: 2.3 - rate / 100 if rate < 9 else math.inf)  # until it explodes
+    assert cut not in repr(read_range_test(falls)).lower()
     with pytest.raises(DataError, match="the loss did not fall at any rate"):
         read_range_test(steps(lambda rate: 2.3))
     with pytest.raises(DataError, match="a range test of 15 updates says nothing"):

@@ -59,9 +59,11 @@ class RangeTest(Shown):
             ("explodes", explodes),
             ("tried", tried),
         )
+        cut = self.explodes is None and self.lowest == self.rates[-1]
+        falling = ("The loss was still falling at the highest rate tried: raise schedule.last.",) if cut else ()
         worth = "A range test shows at which rates training begins and breaks soon, not which is best in the end."
         figure = Plot("range-test", "Loss while the learning rate rises, update by update.", self.plot().svg)
-        return Plots((figure,)), found, Bullets((worth,))
+        return Plots((figure,)), found, Bullets((*falling, worth))
 
     def plot(self) -> plotting.Drawing:
         """Return the figure: the loss over the learning rate, and the rate that is suggested."""

@@ -38,6 +38,13 @@ _LEARNERS_SCALER = re.compile(r"learners\.[^.]+\.scaler(\.|$)")
 Found = Iterator[Objection | str]
 
 
+#: Further advice where the initial weights of a model of the user's own differ, which may be one module.
+_IN_PLACE = (
+    "; a module that mptrain.train trains in place begins where the last run ended: give its class, or "
+    "update_model=False"
+)
+
+
 def check_fairness(
     arms: Sequence[Arm], reference: Arm, claimed: Sequence[str] = ()
 ) -> tuple[tuple[Objection, ...], tuple[str, ...]]:
@@ -51,6 +58,7 @@ def check_fairness(
         {arm.name: _excuses(arm, reference, claimed, follow) for arm in arms}
         for follow in (_WEIGHTS_FOLLOW, _DATA_FOLLOW)
     )
+    own = _IN_PLACE if any(run.model_code is not None for arm in arms for run in arm.runs) else ""
     batches = "first batches of the epochs, including augmentation,"
     findings = [
         *_configurations(arms, reference, claimed),
@@ -59,7 +67,7 @@ def check_fairness(
         *_codes(arms, claimed),
         *_digests("descriptions of the data (data.json)", lambda run: _known(run.data_card), arms, reference, data),
         *_samples(arms, reference, data),
-        *_digests("initial weights", lambda run: _known(run.initial_weights), arms, reference, weights),
+        *_digests("initial weights", lambda run: _known(run.initial_weights), arms, reference, weights, own),
         *_digests("orders of the training samples", lambda run: _of_epochs(run, 0), arms, reference, data),
         *_digests(batches, lambda run: _of_epochs(run, 1), arms, reference, data),
         *_digests("evaluated samples", lambda run: run.evaluated, arms, reference, data),
@@ -183,6 +191,7 @@ def _digests(
     arms: Sequence[Arm],
     reference: Arm,
     excuses: Mapping[str, list[str]],
+    more: str = "",
 ) -> Found:
     """Compare digests, by epoch or split, of pairs of runs with the same seed; ignore those that only one run has."""
     unknown: set[str] = set()
@@ -202,7 +211,7 @@ def _digests(
                 equal += 1
         if bad:
             yield _unlike(
-                f"the {what} of {arm.name} and {reference.name} differ for {of_seeds(bad)}", excuses[arm.name]
+                f"the {what} of {arm.name} and {reference.name} differ for {of_seeds(bad)}", excuses[arm.name], more
             )
     if unknown:
         names = ", ".join(sorted(unknown))
@@ -214,11 +223,12 @@ def _digests(
         yield f"the {what} have the same digest in {number} of runs with equal seeds"
 
 
-def _unlike(what: str, excuses: list[str]) -> Objection:
+def _unlike(what: str, excuses: list[str], more: str) -> Objection:
     if excuses:
         hint = "paired runs are then less correlated, and their differences vary more"
         return Objection(f"{what}, because of {', '.join(excuses)}", False, hint)
-    return Objection(what, True, "pairing by seed needs equal ones: train all arms with one version, on the same data")
+    hint = f"pairing by seed needs equal ones: train all arms with one version, on the same data{more}"
+    return Objection(what, True, hint)
 
 
 def _excuses(arm: Arm, reference: Arm, claimed: Sequence[str], follow: Sequence[str]) -> list[str]:

@@ -88,6 +88,16 @@ def test_other_weights_orders_batches_or_samples_are_fatal(other, what, seeds):
     assert f"differ for {seeds}" in found[0].what
 
 
+def test_a_module_that_may_have_been_trained_on_is_named_where_a_model_is_the_users_own():
+    own = "give its class, or update_model=False"
+    for code, follows in (("digest", [True]), (None, [False])):
+        full = arm("fp32", [0.95, 0.96], model_code=code)
+        found = objections(full, of_amp(initial_weights="other", model_code=code))
+        assert [own in one.hint for one in found if "initial weights" in one.what] == follows
+        found = objections(full, of_amp(data={0: ("other", "b")}, model_code=code))
+        assert not any(own in one.hint for one in found)
+
+
 @pytest.mark.parametrize(
     ("change", "key", "claimed"),
     [
