@@ -202,7 +202,7 @@ def require_success(
         if log.history.counts.keys() != {"calibrating"}:
             raise NumericsError(what, f"{examine} names the module and the operator, and tests fixes")
         warnings.append(f"{what}, because the loss scale was still decreasing; train for more steps")
-    if not progress.last and any(map(_broken, learner_logs)):
+    if not progress.last and any(log.skipped == log.history.consecutive > 0 and _diverged(log) for log in learner_logs):
         what = "no update was applied any more until its end, and nothing was evaluated"
         raise NumericsError(f"the run diverged: {what}", "lower optimizer.lr, or clip with train.clip_norm")
     for split, metrics in progress.last.items():
@@ -232,13 +232,8 @@ def nonfinite_metrics(metrics: Mapping[str, float], metric: str | None) -> dict[
 
 def _diverged(log: LearnerLog) -> bool:
     rose = bool(log.finite_losses) and log.finite_losses[-1] > FAR * log.finite_losses[0] > 0
-    return rose or _broken(log)
-
-
-def _broken(log: LearnerLog) -> bool:
-    """Return whether the loss was finite until a step from which on no update was applied."""
     broken = log.last is not None and not math.isfinite(log.last.loss)
-    return broken and log.updates > 0 and 0 < log.skipped == log.history.consecutive
+    return rose or (broken and log.updates > 0 and 0 < log.skipped == log.history.consecutive)
 
 
 def _keep(
