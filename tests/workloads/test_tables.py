@@ -76,7 +76,7 @@ def test_inputs_are_those_of_scikit_learn_fitted_on_the_training_rows():
     facts = dataset.facts()
     assert facts["input_shape"] == (dataset.train.inner.tensors[0].shape[1],) == (9,)
     assert facts["output_names"] == ("price",)
-    assert facts["target_mean"] == (math.fsum(parts["train"].price) / 40,)
+    assert facts["target_mean"] == (math.fsum(parts["train"].price.astype("float32").tolist()) / 40,)
     assert facts["target_std"] == (pytest.approx(parts["train"].price.std(ddof=0)),)
     assert dataset.warnings == (
         "missing in train: area (6 rows), city (5 rows)",
@@ -178,7 +178,7 @@ def test_columns_of_0_and_1_are_labels_and_others_values():
     assert rows(one.train)[1].shape == (4, 1)
     constant = table(frame.assign(c=7.0), "c", ("a", "b"), **whole)
     assert constant.facts()["target_std"] == (1.0,)
-    assert constant.warnings == ("the target is the same in all training rows: c",)
+    assert constant.warnings == ("in float32 the training targets of output c are constant",)
 
 
 @each(
@@ -287,6 +287,62 @@ def test_new_rows_get_the_inputs_of_the_same_rows_in_a_table(tmp_path):
         "the row: rooms is no finite number of float32 in 1 row: 1",
         "the row has no column city",
     ]
+
+
+def new_rows(dataset):
+    return NewRows(json.loads(json.dumps({"name": "table", **dataset.card()})), {})
+
+
+def test_new_rows_without_a_column_and_what_is_no_table_are_refused():
+    frame = houses()
+    dataset = table({"train": frame, "test": frame})
+    source = new_rows(dataset)
+    for given in (pd.DataFrame({"zz": [1, 2]}), {"zz": 1}, [{"zz": 1}], frame.drop(columns="area").iloc[0]):
+        with pytest.raises(DataError, match="the input has no column area"):
+            list(source.inputs_in(given))
+    for given in (torch.ones(9), 5, [5]):
+        with pytest.raises(DataError, match=r"the input is an? (Tensor|int), no table"):
+            list(source.inputs_in(given))
+    series = source.split([*source.inputs_in([frame.iloc[1], frame.iloc[0]])])  # the first one lacks its area and city
+    assert torch.equal(rows(series)[0], rows(dataset.test)[0][[1, 0]])
+    assert [*source.inputs_in(["a text"])] == ["a text"]  # which `read` refuses
+
+
+def test_a_missing_number_that_no_training_row_lacks_is_remarked_on():
+    source, faults = new_rows(table({"train": houses(), "test": houses()})), Faults()
+    line = json.dumps({"area": None, "city": "Bern", "rooms": None, "new": True})
+    source.read(line, faults)
+    said = "of no category of the training rows: city; missing, and in no training row: rooms"
+    assert faults.remarks == {line: said}
+
+
+def test_a_target_of_text_is_text_in_other_files_of_digits_alone(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{n},{name}\n" for n in range(9) for name in ("01", "02", "x1")))
+    (tmp_path / "b.csv").write_text("x,y\n1,01\n2,02\n")
+    own = load_table(path=tmp_path / "a.csv", target="y")
+    card = json.loads(json.dumps({"name": "table", **own.card()}))
+    other = load_table(path=tmp_path / "b.csv", target="y", fitted=card)
+    assert rows(other.test)[1].tolist() == [0, 1]
+
+
+@each(
+    ("targets", "deviation", "said"),
+    [
+        (np.arange(100) * 1e-48, 1.0, "constant"),
+        (1.7e9 + np.arange(100) * 1.5, None, "too coarse: subtract their mean"),
+    ],
+)
+def test_targets_of_a_table_have_the_statistics_of_their_float32_values(targets, deviation, said):
+    dataset = table(pd.DataFrame({"x": targets, "y": targets}), "y", (), val_share=0, test_share=0)
+    assert dataset.warnings == (f"in float32 the training targets of output y are {said}",)
+    assert dataset.facts()["target_std"] == (deviation or pytest.approx(targets.astype("f4").astype("f8").std()),)
+    assert dataset.card()["preparation"]["columns"][0]["std"] == (deviation or pytest.approx(targets.std()))
+
+
+def test_two_frames_of_other_columns_are_no_parts():
+    with pytest.raises(DataError, match="val has none of the columns of train") as caught:
+        Table({"train": houses()[["area"]], "val": houses()[["price"]]}, TableOptions())
+    assert "one frame, with target=NAME" in caught.value.hint
 
 
 def test_without_pandas_the_extra_is_named(monkeypatch, tmp_path):

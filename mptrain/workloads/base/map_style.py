@@ -5,8 +5,10 @@ A look at the targets shows the number of classes, of labels or of numbers to pr
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -103,17 +105,24 @@ def tensor_of(what: str, values: Any) -> Tensor:
     """Return a tensor of numbers, without a copy if torch can read their memory; unsigned integers become int64.
 
     Raises:
-        DataError: The values, called ``what`` in the message, are no numbers, or rows of different lengths.
+        DataError: The values, called ``what`` in the message, are no real numbers, sparse, masked, or rows of different
+            lengths.
     """
     if isinstance(values, Tensor):
+        if values.is_complex() or values.layout != torch.strided:
+            what = f"{what} are {values.dtype} ({values.layout}), not dense real numbers"
+            raise DataError(what, "call to_dense(), or torch.view_as_real")
         return values
+    if np.ma.is_masked(values):
+        raise DataError(f"{what} have masked values", "fill them, or leave their samples out")
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise DataError(f"{what} make no array: {error}", "give rows of one length") from error
     kind, dtype = array.dtype.kind, array.dtype.newbyteorder("=")
     if kind not in "biuf":
-        raise DataError(f"{what} are {array.dtype}, not numbers", "number the classes from 0, and give numbers")
+        whole = 'give the whole frame, with target="NAME"' if hasattr(values, "columns") else ""
+        raise DataError(f"{what} are {array.dtype}, not numbers", whole or "number classes from 0, and give numbers")
     if array.dtype.itemsize > (1 if kind == "u" else 8):
         dtype = np.dtype(np.int64 if kind == "u" else np.float64)
     with warnings.catch_warnings():
@@ -128,8 +137,7 @@ class PreparedTensors:
         """Move a host batch to the device in these dtypes, and inputs ``[N, C, H, W]`` to the memory format."""
         batch = batch.to(device)
         inputs, targets = batch.inputs, batch.targets
-        inputs = inputs.float() if inputs.is_floating_point() else inputs
-        targets = targets.float() if targets.is_floating_point() else targets.long()
+        inputs, targets = inputs.float() if inputs.is_floating_point() else inputs, _as_trained(targets)
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=memory_format)
         return replace(batch, inputs=inputs, targets=targets)
@@ -139,30 +147,31 @@ class MapSplit(IndependentSamples):
     """Split of a map-style dataset. Random transforms draw from generators seeded by (seed, epoch, index).
 
     Raises:
-        DataError: There is no sample, the inputs are bool or integers of less than 32 bits, a tensor in memory has NaN
-            or inf in float32, or a sample is no pair of tensors or of what torch's ``default_collate`` makes them of.
+        DataError: There is no sample, the inputs are bool or integers of less than 32 bits, a tensor is sparse or
+            complex, one in memory has NaN or inf in float32, or a sample is no pair of tensors or of what torch's
+            ``default_collate`` makes them of.
     """
 
     def __init__(self, name: str, samples: Any) -> None:
         super().__init__(Faults())
         self.name, self.samples, inner = name, samples, samples
+        if not len(samples):
+            raise DataError(f"{name} has no samples", "give it some, or leave the part out")
         rows, as_they_are = torch.arange(len(samples)), True
         while isinstance(inner, Subset) and len(inner) == len(inner.indices):
             as_they_are = as_they_are and _gives_samples_as(Subset, inner)
             rows, inner = torch.as_tensor(inner.indices)[rows], inner.dataset
         self.inner, self._rows, self._as_they_are = inner, rows, as_they_are
         self.in_memory = as_they_are and _gives_samples_as(TensorDataset, inner) and len(inner.tensors) == 2
-        if not len(samples):
-            raise DataError(f"{name} has no samples", "give it some, or leave the part out")
+        for what, tensor in zip(("inputs", "targets"), inner.tensors if self.in_memory else (), strict=False):
+            if len(odd := _not_finite(tensor_of(f"the {what} of {name}", tensor))[rows].nonzero()):
+                where = f"in {len(odd):,} of {len(self):,} samples, first in sample {int(odd[0])}"
+                raise DataError(f"the {what} of {name} have NaN or inf {where}", "fix or remove them")
         self.first = self.fetch([0], 0, 0)
         if (dtype := self.first.inputs.dtype) in (torch.uint8, torch.int8, torch.int16, torch.bool):
             kind = str(dtype).removeprefix("torch.")
             hint = "scale them in a transform, as torchvision's ToTensor does"
             raise DataError(f"the inputs of {name} are {kind}, and a network computes with floats", hint)
-        for what, tensor in zip(("inputs", "targets"), self.inner.tensors if self.in_memory else (), strict=False):
-            if len(odd := _not_finite(tensor)[rows].nonzero()):
-                where = f"in {len(odd):,} of {len(self):,} samples, first in sample {int(odd[0])}"
-                raise DataError(f"the {what} of {name} have NaN or inf {where}", "fix or remove them")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -183,6 +192,7 @@ class MapSplit(IndependentSamples):
         if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
             kinds = " and ".join(map(instance, pairs[0]))
             raise DataError(f"{self.name} samples are pairs of {kinds}", _PAIR)
+        inputs, targets = (tensor_of(f"{self.name} samples", tensor) for tensor in (inputs, targets))
         return Batch(inputs.detach(), targets.detach())
 
     def _sample(self, index: int, word: int) -> tuple[Any, Any]:
@@ -200,10 +210,15 @@ class MapSplit(IndependentSamples):
         return sample[0], sample[1]
 
     def kinds(self) -> dict[str, Any]:
-        """Return what a ``data.json`` says of samples besides their facts: their dtypes and the shape of a target."""
+        """Return what a ``data.json`` says of samples besides their facts: their dtypes and the shape of a target.
+
+        Integer inputs have ``input_max``, the largest one (at least 0) in the first `LOOKED_AT` samples.
+        """
         dtypes = {"input_dtype": self.first.inputs.dtype, "target_dtype": self.first.targets.dtype}
         names = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
-        return {**names, "target_shape": list(self.first.targets.shape[1:])}
+        looked = range(0 if self.first.inputs.is_floating_point() else min(LOOKED_AT, len(self)))
+        most = max([0, *(number for at in looked for number in self.fetch([at], 0, 0).inputs.flatten().tolist())])
+        return {**names, "target_shape": list(self.first.targets.shape[1:]), **({"input_max": most} if looked else {})}
 
     @override
     def survey(self) -> Survey:
@@ -211,7 +226,7 @@ class MapSplit(IndependentSamples):
 
     @override
     def digests(self) -> list[bytes]:
-        return tensor_digests(self.inner.tensors[0][self._rows]) if self.in_memory else []
+        return tensor_digests(_as_trained(self.inner.tensors[0][self._rows])) if self.in_memory else []
 
     def targets(self) -> Tensor | None:
         """Return the class of each sample, int64 ``[N]``, from an attribute or by reading up to `READ_ALL` samples."""
@@ -288,6 +303,40 @@ def _not_finite(values: Tensor) -> Tensor:
     return ~torch.cat(parts).cpu()
 
 
+def number_kind(values: Tensor) -> str:
+    """Return dtype and shape in words, such as ``float32 [3, 8]``."""
+    return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+
+
+def _as_trained(values: Tensor) -> Tensor:
+    return values.float() if values.is_floating_point() else values.long()
+
+
+def statistics(values: Tensor) -> tuple[float, float]:
+    """Return mean and population deviation of float64 numbers ``[N]``; a deviation that is 0 in float32 becomes 1.
+
+    Sums are exact, so that neither the order of the numbers nor the machine changes a bit.
+    """
+    mean = math.fsum(values.tolist()) / len(values)
+    std = math.sqrt(math.fsum((values - mean).square().tolist()) / len(values))
+    return mean, std if np.float32(std) else 1.0
+
+
+def target_facts(targets: Tensor, names: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return mean and deviation of each output over targets ``[N]`` or ``[N, K]``, and warnings of unusual ones.
+
+    They are those of the targets in float32, as training sees them.
+    """
+    columns = targets.float().double().cpu().reshape(len(targets), len(names)).T
+    mean, std = zip(*map(statistics, columns), strict=True)
+    same = [name for name, column in zip(names, columns, strict=True) if (column == column[0]).all()]
+    coarse = [name for name, *at in zip(names, mean, std, strict=True) if abs(at[0]) > MOST_MEAN * at[1]]
+    odd = {"constant": same, "too coarse: subtract their mean": [name for name in coarse if name not in same]}
+    said = "in float32 the training targets of output {} are {}".format
+    warned = tuple(said(listed(some, 5), what) for what, some in odd.items() if some)
+    return {"target_mean": mean, "target_std": std}, warned
+
+
 def _are_labels(targets: Tensor | None) -> bool:
     return targets is not None and targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all())
 
@@ -319,7 +368,7 @@ class MapDataset(PreparedTensors, SplitDataset[MapSplit]):
     Targets are looked at, so that a network and a task know what to return: classes, labels, or numbers.
 
     Raises:
-        DataError: A part has other classes, names of outputs or shapes of targets than the training data.
+        DataError: A part has other classes, names of outputs, shapes or kinds of numbers than the training data.
     """
 
     inputs = "tensors"
@@ -328,17 +377,24 @@ class MapDataset(PreparedTensors, SplitDataset[MapSplit]):
         splits = {part: MapSplit(part, samples) for part, samples in parts.items()}
         splits.setdefault("train", next(iter(splits.values())))  # to build an evaluation
         super().__init__(name=name, splits=splits, workers=workers)
-        self.warnings: tuple[str, ...] = (
-            () if self.val or self.test else ("there is no validation data: return train, val and test",)
-        )
+        none = "there is no validation data: give train, val and test"
+        self.warnings: tuple[str, ...] = () if self.val or self.test else (none,)
         self.warnings += tuple(warning for split in splits.values() for warning in split.warnings())
         self.class_names = self.train.names()
         for part, split in splits.items():
-            for at, (own, theirs) in enumerate(zip_longest(self.class_names, split.names())):
-                if self.class_names and theirs not in (own, None):  # a part may lack the last ones
-                    what = f"{part} has {theirs!r} as class {at}, and train has {own!r}" if own else ""
-                    what = what or f"{part} has the class {theirs!r}, and train has {len(self.class_names)} others"
+            for what in ("inputs", "targets"):
+                theirs, own = (getattr(some.first, what) for some in (split, self.train))
+                odd = theirs.is_floating_point() - own.is_floating_point()
+                if (odd or theirs.shape[1:] != own.shape[1:]) if what == "inputs" else odd > 0 and own.dim() == 1:
+                    kinds = f"{number_kind(theirs[0])}, and those of train {number_kind(own[0])}"
+                    raise DataError(f"the {what} of {part} are {kinds}", "give both one shape and kind of number")
+            for at, (name, other) in enumerate(zip_longest(self.class_names, split.names())):
+                if self.class_names and other not in (name, None):  # a part may lack the last ones
+                    what = f"{part} has {other!r} as class {at}, and train has {name!r}" if name else ""
+                    what = what or f"{part} has the class {other!r}, and train has {len(self.class_names)} others"
                     raise DataError(what, "give all parts the same classes in the same order")
+        counts = Counter(self.class_names)  # ImageNet has two cranes, which get their numbers
+        self.class_names = tuple(f"{one} ({at})" if counts[one] > 1 else one for at, one in enumerate(self.class_names))
         if not self.class_names:
             known = [split.targets() for split in splits.values()]
             if all(classes is not None for classes in known):
@@ -376,21 +432,16 @@ class MapDataset(PreparedTensors, SplitDataset[MapSplit]):
             raise DataError(f"output_names are {what}, for {count} outputs", "name each output, the same in all parts")
         names = self.class_names if labels and len(self.class_names) == count else tuple(map(str, range(count)))
         names = next(iter(given), names)
-        rows = targets.float().double().cpu().reshape(len(targets), count)  # training sees them in float32
-        mean, std, same = rows.mean(0), rows.std(0, correction=0), (rows == rows[0]).all(0)
-        std[same | (std.float() == 0)] = 1.0  # by which standardised targets are divided
-        coarse = ~same & (mean.abs() > MOST_MEAN * std)
-        for what, which in (("constant", same), ("too coarse: subtract their mean", coarse)):
-            if odd := [names[at] for at in which.nonzero().flatten().tolist()]:
-                self.warnings += (f"in float32 the training targets of output {listed(odd, 5)} are {what}",)
-        if len(rows) < len(split):
-            what = f"the facts of the targets are from {len(rows):,} of {len(split):,} training samples, evenly spaced"
+        found, warned = target_facts(targets, names)
+        self.warnings += warned
+        if (looked := len(targets)) < len(split):
+            what = f"the facts of the targets are from {looked:,} of {len(split):,} training samples, evenly spaced"
             self.warnings += (f"{what}: the others were not looked at",)
         facts: dict[str, Any] = {"num_outputs": count, "output_names": names}
         if floats:
-            facts |= {"target_mean": tuple(mean.tolist()), "target_std": tuple(std.tolist())}
+            facts |= found
         if labels:
-            facts["label_counts"] = tuple((rows.mean(0) * len(split)).round().long().tolist())
+            facts["label_counts"] = tuple(round(mean * len(split)) for mean in found["target_mean"])
         return facts
 
     @property

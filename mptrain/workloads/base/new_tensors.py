@@ -13,10 +13,11 @@ from typing_extensions import override
 from mptrain.system.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
-from mptrain.workloads.base.map_style import PreparedTensors, tensor_of
+from mptrain.workloads.base.map_style import PreparedTensors, number_kind, tensor_of
 from mptrain.workloads.base.new_inputs import NewInputs
 
-#: Samples that stand for those of the data when a network is exported: normal numbers, or integers that are 0.
+#: Number of samples that stand for those of the data when a network is exported: normal numbers, or integers from 0 to
+#: the largest one of a few training samples, because a greater one may be no token.
 MADE_UP = 8
 
 
@@ -24,6 +25,10 @@ class Given(str):
     """Name of an input in messages, such as ``input 3``, which carries its value; a text of the user carries none."""
 
     value: Any = None
+
+
+class _MadeUp(Given):
+    """Number of a sample, from which it is drawn when it is read: only exports read any."""
 
 
 class NewTensors(PreparedTensors, NewInputs):
@@ -37,11 +42,9 @@ class NewTensors(PreparedTensors, NewInputs):
             torch.zeros((), dtype=getattr(torch, card[f"{name}_dtype"])).expand(tuple(map(int, card[f"{name}_shape"])))
             for name in ("input", "target")
         )
+        self._most = int(card.get("input_max", 0))
         super().__init__(card, facts)
-        draws = torch.Generator().manual_seed(0)
-        shape, floats = (MADE_UP, *self._zeros.shape), self._zeros.is_floating_point()
-        made_up = torch.randn(shape, generator=draws) if floats else torch.zeros(shape, dtype=torch.int64)
-        self.train = self.split(list(self.inputs_in(made_up)))  # which an export is checked with
+        self.train = self.split([_MadeUp(number) for number in range(MADE_UP)])  # which an export is checked with
 
     @override
     def inputs_in(self, given: Any) -> Iterator[Given]:
@@ -55,19 +58,24 @@ class NewTensors(PreparedTensors, NewInputs):
             yield named
 
     def read(self, given: str, faults: Faults) -> Tensor:
-        """Return an input in the dtype of the training data; raise ValueError for another shape or kind of number."""
+        """Return an input in the dtype of the training data.
+
+        ValueError is raised for another shape or kind of number, and for NaN or inf in float32.
+        """
+        if isinstance(given, _MadeUp):
+            draws, shape, dtype = torch.Generator().manual_seed(int(given)), self._zeros.shape, self._zeros.dtype
+            normal, whole = torch.randn(shape, generator=draws), torch.randint(self._most + 1, shape, generator=draws)
+            return (normal if dtype.is_floating_point else whole).to(dtype)
         if not isinstance(given, Given) or isinstance(given.value, str | Path):
             raise ValueError("it is a text, and the network takes tensors")
         tensor = tensor_of("its values", given.value)
         alike = tensor.is_floating_point() == self._zeros.is_floating_point() and tensor.dtype != torch.bool
         if tensor.shape != self._zeros.shape or not alike:
-            raise ValueError(f"it is {_kind(tensor)}, and the network takes {_kind(self._zeros)}")
+            raise ValueError(f"it is {number_kind(tensor)}, and the network takes {number_kind(self._zeros)}")
+        if not tensor.float().isfinite().all():
+            raise ValueError("its values have NaN or inf")
         return tensor.detach().cpu().to(self._zeros.dtype)
 
     def collate(self, samples: Sequence[Tensor]) -> Batch:
         """Return the inputs as ``[N, *input_shape]``, with targets of zeros of the shape of the training data's."""
         return Batch(torch.stack(list(samples)), torch.stack([self._target] * len(samples)))
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -110,8 +110,15 @@ def test_inputs_are_prepared_as_those_of_the_run_without_its_data(kind, shape, t
     assert (found.targets.shape, found.targets.dtype) == (expected.targets.shape, expected.targets.dtype)
     made_up = source.prepare(source.train.fetch(range(8), 0, 0), CPU, torch.channels_last).inputs
     assert (made_up.dtype, made_up.shape) == (found.inputs.dtype, (8, *shape))
-    assert bool(made_up.any()) == (kind != "int64")  # any number but 0 may be no token
-    assert len(made_up.unique(dim=0)) == (1 if kind == "int64" else 8)
+    assert kind != "int64" or 0 <= made_up.min() <= made_up.max() <= max(0, rows.max())  # a greater one may be no token
+    assert len(made_up.unique(dim=0)) > (1 if shape == () else 7)
+
+
+def test_an_input_that_is_not_finite_in_float32_is_refused(source):
+    for value in (np.nan, np.inf, 1e39):
+        found = source.split(list(source.inputs_in([INPUTS[0], INPUTS[1] * value])))
+        assert len(found.fetch([0, 1], 0, 0).inputs) == 1
+        assert [*found.faults.unusable.values()] == ["its values have NaN or inf"]
 
 
 @pytest.mark.long

@@ -1,7 +1,8 @@
 """Data set ``table``: rows of a CSV, tab-separated or Parquet file, or of pandas, and new rows of the same columns.
 
-A frame is a ``pandas.DataFrame``. The cells of a column are N floats or N names, with None for missing ones. Training
-rows alone determine the encoding of a column, a JSON object in ``data.json``:
+A frame is a ``pandas.DataFrame``. The cells of a column are N floats or N names, with None for missing ones. The
+encoding of a column is a JSON object in ``data.json``. Its kind and the names of classes come from the whole frame that
+rows are held out of, and all else from training rows alone:
 
 - ``name`` and ``kind``, ``number`` or ``category``
 - ``mean`` and ``std`` of a number over the rows that have one; it is standardised, and a missing one becomes 0
@@ -9,8 +10,8 @@ rows alone determine the encoding of a column, a JSON object in ``data.json``:
 - ``categories`` of a category: its names, sorted, and None at the end if some are missing. Each has an input, which is
   1 for rows of it; a name that is not among them has zeros alone
 
-The whole encoding has ``columns`` in the order of their inputs, ``targets`` (names of columns), ``target_kind``, and
-``outputs``, the facts of the targets.
+The whole encoding has ``columns`` in the order of their inputs, ``targets`` (names of columns), ``target_texts`` (those
+of text), ``target_kind``, and ``outputs``, the facts of the targets.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from mptrain.system.errors import ConfigError, DataError, Problem, suggest
+from mptrain.system.errors import ConfigError, DataError, Problem, instance, suggest
 from mptrain.system.fields import NonNegativeInt
 from mptrain.system.files import expanded
 from mptrain.system.machine import load_extra
@@ -39,7 +40,7 @@ from mptrain.system.words import counted, listed
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import SplitDataset, class_facts, takes_fields_of
-from mptrain.workloads.base.map_style import MapSplit
+from mptrain.workloads.base.map_style import MapSplit, statistics, target_facts
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.splits import ShareOptions, hold_out, share_sizes, stratified_order
 from mptrain.workloads.text.reading import read_content
@@ -136,7 +137,8 @@ def read_table(file: Path, texts: Collection[str] = ()) -> Any:
 
 
 def _texts(encoding: Mapping[str, Any]) -> list[str]:
-    return [column["name"] for column in encoding["columns"] if column["kind"] == "category"]
+    inputs = (column["name"] for column in encoding["columns"] if column["kind"] == "category")
+    return [*inputs, *encoding.get("target_texts", ())]
 
 
 def kind_of(column: Any) -> str:
@@ -162,15 +164,6 @@ def number_of(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-def statistics(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and population standard deviation of some numbers; a deviation of 0 becomes 1.
-
-    Sums are exact, so that neither the order of the rows nor the machine changes a bit.
-    """
-    mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)) or 1.0
 
 
 def read_column(part: str, table: Mapping[str, Cells], name: str, kind: str) -> Cells:
@@ -263,11 +256,15 @@ def planned(frame: Any, options: TableOptions) -> Encoding:
         raise DataError(what, "name one column of values that recur, or set dataset.target_kind")
     columns = [{"name": name, "kind": "category" if kind_of(table[name]) in _NAMES else "number"} for name in chosen]
     outputs = class_facts(classes) if classes else {}
-    return {"columns": columns, "targets": targets, "target_kind": kind, "outputs": outputs}
+    texts = [name for name in targets if kind_of(table[name]) in _NAMES]
+    return {"columns": columns, "targets": targets, "target_texts": texts, "target_kind": kind, "outputs": outputs}
 
 
-def fit(encoding: Encoding, inputs: Mapping[str, Cells], targets: Tensor) -> Encoding:
-    """Return an encoding with what training rows determine, without the columns that are the same in all of them."""
+def fit(encoding: Encoding, inputs: Mapping[str, Cells], targets: Tensor) -> tuple[Encoding, tuple[str, ...]]:
+    """Return an encoding with what training rows determine, and warnings of their targets.
+
+    The columns that are the same in all of these rows are left out.
+    """
     columns = []
     for column in encoding["columns"]:
         cells = inputs[column["name"]]
@@ -276,19 +273,19 @@ def fit(encoding: Encoding, inputs: Mapping[str, Cells], targets: Tensor) -> Enc
         if column["kind"] == "category":
             columns.append(column | {"categories": sorted(names, key=lambda name: (name is None, name))})
         else:
-            mean, std = statistics([cell for cell in cells if cell is not None])
+            mean, std = statistics(torch.tensor([cell for cell in cells if cell is not None], dtype=torch.float64))
             columns.append(column | {"mean": mean, "std": std, "indicator": None in names})
     if not columns:
         raise DataError("no column differs between training rows", "the inputs need one")
+    found, warned = target_facts(targets, encoding["targets"])
     outputs = {"num_outputs": len(encoding["targets"]), "output_names": encoding["targets"]}
     if encoding["target_kind"] == "classes":
         outputs = encoding["outputs"] | {"num_outputs": encoding["outputs"]["num_classes"]}
     elif encoding["target_kind"] == "labels":
         outputs["label_counts"] = targets.long().sum(0).tolist()
     else:
-        found = [statistics(values) for values in targets.view(len(targets), -1).T.tolist()]
-        outputs["target_mean"], outputs["target_std"] = map(list, zip(*found, strict=True))
-    return encoding | {"columns": columns, "outputs": outputs}
+        outputs |= {name: list(fact) for name, fact in found.items()}
+    return encoding | {"columns": columns, "outputs": outputs}, warned
 
 
 def encode(encoding: Encoding, inputs: Mapping[str, Cells]) -> Tensor:
@@ -355,6 +352,9 @@ class Table(SplitDataset[MapSplit]):
         if options.fitted is not None:
             frames = {part: frame for part, frame in frames.items() if part != "train"} or {"test": frames["train"]}
         tables = {part: values_of(frame) for part, frame in frames.items()}
+        if odd := [part for part, table in tables.items() if not table.keys() & tables.get("train", table).keys()]:
+            hint = "two frames are train and val; for inputs and targets give one frame, with target=NAME"
+            raise DataError(f"{odd[0]} has none of the columns of train", hint)
         encoding = planned(frames["train"], options) if options.fitted is None else saved_encoding(options.fitted)
         inputs = {part: read_inputs(part, table, encoding) for part, table in tables.items()}
         targets = {part: read_targets(part, table, encoding) for part, table in tables.items()}
@@ -370,13 +370,11 @@ class Table(SplitDataset[MapSplit]):
                 inputs[part] = {name: [cells[row] for row in rows.tolist()] for name, cells in every.items()}
                 targets[part] = them[rows]
                 self._held += f"; {len(rows):,} rows held out for {part}" if part not in tables else ""
-            encoding = fit(encoding, inputs["train"], targets["train"])
+            encoding, warned = fit(encoding, inputs["train"], targets["train"])
             used = {*options.ignore, *encoding["targets"], *(column["name"] for column in encoding["columns"])}
             if odd := [name for name in tables["train"] if name not in used]:
                 self.warnings += (f"left out, without a name or the same in all training rows: {listed(odd, 20)}",)
-            them = targets["train"].view(len(targets["train"]), -1)
-            if odd := [name for name, some in zip(encoding["targets"], them.T, strict=True) if len(some.unique()) < 2]:
-                self.warnings += (f"the target is the same in all training rows: {listed(odd, 20)}",)
+            self.warnings += warned
         self.encoding, splits = encoding, {}
         for part, cells in inputs.items():
             self.warnings += _counted(f"of no category of the training rows in {part}", unseen(encoding, cells))
@@ -434,8 +432,12 @@ class NewRows(NewInputs):
         """Return the inputs of a row, float32 ``[D]``; raise DataError for a column that is absent or no number."""
         row = json.loads(given) if given.lstrip().startswith("{") else {}
         cells = read_inputs("the row", {name: [value] for name, value in row.items()}, self.encoding)
-        if names := [name for name, count in unseen(self.encoding, cells).items() if count]:
-            faults.remarks[given] = f"of no category of the training rows: {', '.join(names)}"
+        unknown = [name for name, count in unseen(self.encoding, cells).items() if count]
+        indicated = {column["name"]: column.get("indicator", True) for column in self.encoding["columns"]}
+        lacking = [name for name, known in indicated.items() if cells[name] == [None] and not known]
+        remarks = {"of no category of the training rows": unknown, "missing, and in no training row": lacking}
+        if remark := "; ".join(f"{what}: {', '.join(names)}" for what, names in remarks.items() if names):
+            faults.remarks[given] = remark
         return encode(self.encoding, cells)[0]
 
     def collate(self, samples: Sequence[Tensor]) -> Batch:
@@ -444,15 +446,23 @@ class NewRows(NewInputs):
 
     @override
     def inputs_in(self, given: Any) -> Iterator[str] | None:
-        """Return the rows of a frame, of a file with the name of a table, or the one that a mapping of columns is."""
+        """Return the rows of a frame, of a file with the name of a table, or the one that a mapping of columns is.
+
+        A row of a frame, a ``pandas.Series``, is one, too. DataError is raised for a column of the encoding that is
+        absent, and for what is none of these.
+        """
         if isinstance(given, str | Path):
             if not str(given).endswith(SUFFIXES):
                 return None
             given = read_table(expanded(given), _texts(self.encoding))
         if isinstance(given, list):
-            return itertools.chain.from_iterable(self.inputs_in(row) or () for row in given)
+            return itertools.chain.from_iterable(self.inputs_in(row) or [str(row)] for row in given)
         names = [column["name"] for column in self.encoding["columns"]]
+        given = given.to_frame().T.infer_objects() if hasattr(given, "to_frame") else given
+        if not isinstance(given, Mapping) and not hasattr(given, "columns"):
+            raise DataError(f"the input is {instance(given)}, no table", "give a DataFrame, a row of it, or a mapping")
         values = {name: [value] for name, value in given.items()} if isinstance(given, Mapping) else values_of(given)
-        table = {name: cells for name, cells in values.items() if name in names}
-        rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
+        for name in names:
+            _require("the input", values, name)
+        rows = (dict(zip(names, row, strict=True)) for row in zip(*map(values.get, names), strict=True))
         return (json.dumps(row, default=str, ensure_ascii=False) for row in rows)
