@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -70,8 +71,7 @@ def test_pages_comparisons_diagnoses_and_what_trackers_print_hold_none(secret, t
     for path in (written.html, written.md):
         assert PLAIN not in path.read_text()
         assert "TRACKER_API_KEY" in path.read_text().replace("\\", "")
-    monkeypatch.setattr("mptrain.study.comparison.results.to_json", lambda comparison: {"arm": comparison})
-    write_comparisons(tmp_path / "comparison.json", {"": PLAIN})
+    write_comparisons(tmp_path / "comparison.json", {"": SimpleNamespace(to_dict=lambda: {"arm": PLAIN})})
     assert PLAIN not in (tmp_path / "comparison.json").read_text()
     write_atomically(tmp_path / "x", f'a {PLAIN} "{PLAIN}"')
     assert (tmp_path / "x").read_text() == f'a {secret} "{secret}"'

@@ -258,9 +258,9 @@ def draw_model(config: Config, dataset: Dataset, comm: Communicator, *, load: bo
     notes, doubts = load_initial_weights(model, config.weights) if load else ((), ())
     # A model may make parameters in half precision, and the digest, equal in all precision modes, covers dtypes.
     model.float()
-    digest = digest_of_weights(model) if load else ""
     own = config.model.given is not None or not is_allowed(config.model.path, PACKAGES["model"])
     code = digest_of_code(model) if own else None
+    digest = digest_of_weights(model) if load else ""
     require_same_weights(digest, comm)
     if config.distributed.sync_batchnorm and comm.world_size > 1:
         model = convert_sync_batchnorm(model, comm)
