@@ -75,7 +75,7 @@ def saved_facts(file: Path) -> dict[str, Any]:
 
 
 def _facts(card: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: card[name] for name in DATA_FACTS if name in card}
+    return {name: card[name] for name in (*DATA_FACTS, "tokenizer_padding") if name in card}
 
 
 #: Inputs that are known at a time, so that endless ones need no memory.

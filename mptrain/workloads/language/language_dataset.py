@@ -160,12 +160,10 @@ class TextDataset(SplitDataset[TextSplit]):
 
     def describe(self) -> str:
         """Return window length and vocabulary size: ``128 words (vocabulary 2,476)``."""
-        kind = "words"
-        if isinstance(self.vocabulary, Tokenizer):
-            kind = f"tokens of {self.vocabulary.name}"
-        elif self.vocabulary.tokens == "char":
-            kind = "characters"
-        return f"{self.sequence_length} {kind} (vocabulary {len(self.vocabulary):,})"
+        given = self.vocabulary
+        own = f"tokens of {given.name}" if isinstance(given, Tokenizer) else "words"
+        kind = "characters" if isinstance(given, Vocabulary) and given.tokens == "char" else own
+        return f"{self.sequence_length} {kind} (vocabulary {len(given):,})"
 
 
 def windows_of(

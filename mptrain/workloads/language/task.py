@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -94,16 +94,11 @@ class Language(OneNetworkTask):
         """Return the mean ``loss`` of a text's tokens in nats, its ``perplexity``, and the model's ``continuation``."""
         counts = batch.counts or (batch.targets.shape[1],) * batch.samples
         answers: list[dict[str, Any]] = [{}] * batch.samples
-        for rows in self._groups(counts, keeps=_next_logits(model) is not None):
-            longest, index = max(counts[row] for row in rows), torch.tensor(rows, device=batch.inputs.device)
-            group = replace(
-                batch,
-                inputs=batch.inputs[index, :longest],
-                targets=batch.targets[index, :longest],
-                counts=tuple(counts[row] for row in rows),
-                extras={name: value[index] for name, value in batch.extras.items()},
-            )
-            for row, answer in zip(rows, self._answers(model, group), strict=True):
+        for rows in self._groups(counts, keeps=getattr(model, "next_logits", None) is not None):
+            sizes, index = tuple(counts[row] for row in rows), torch.tensor(rows, device=batch.inputs.device)
+            inputs, targets = (given[index, : max(sizes)] for given in (batch.inputs, batch.targets))
+            extras = {name: value[index] for name, value in batch.extras.items()}
+            for row, answer in zip(rows, self._answers(model, Batch(inputs, targets, sizes, extras)), strict=True):
                 answers[row] = answer
         return answers
 
@@ -193,7 +188,7 @@ def continued(
     begins, tokens = torch.tensor(sizes, device=device)[:, None], F.pad(tokens[rows], (0, count))
     numbers = [_numbers(row[:size], count, seed or 0) for row, size in zip(tokens.tolist(), sizes, strict=True)]
     uniform = torch.stack(numbers).to(device)
-    follow = None if seed is None else _next_logits(model)
+    follow = None if seed is None else getattr(model, "next_logits", None)
     state, read = None, 0
     for end in range(sizes[0], sizes[-1] + count):
         now = slice(bisect_right(sizes, end - count), bisect_right(sizes, end))  # those that get a token here
@@ -211,10 +206,6 @@ def continued(
         tokens[now, end] = drawn if choices is None else choices[drawn]
     places = begins + torch.arange(count, device=device)
     return torch.empty_like(places).index_copy_(0, rows, tokens.gather(1, places))
-
-
-def _next_logits(model: nn.Module) -> Callable[[Tensor, Any], tuple[Tensor, Any]] | None:
-    return getattr(model, "next_logits", None)
 
 
 def _drawn(logits: Tensor, temperature: float, by: Tensor | torch.Generator) -> Tensor:

@@ -154,10 +154,7 @@ def padding_of(encoding: Vocabulary | Tokenizer) -> int:
     if not isinstance(encoding, Tokenizer):
         return PAD
     if encoding.padding is None:
-        raise ConfigError(
-            f"dataset.tokenizer={encoding.name} has no token for padding, nor one for the end of a text",
-            "give it one: tokenizer.pad_token = TOKEN, and save it",
-        )
+        raise ConfigError(f"dataset.tokenizer={encoding.name} has neither pad_token nor eos_token", "set one of them")
     return encoding.padding
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.errors import DataError
 from mptrain.system.files import expanded
 from mptrain.system.machine import load_extra
 
@@ -54,18 +54,16 @@ class Tokenizer:
 
         Raises:
             EnvironmentRefused: transformers is not installed.
-            DataError: It is missing, and must not or cannot be downloaded, or the library cannot read it.
-            ConfigError: It is not one of the library tokenizers.
+            DataError: It is missing, and must not or cannot be downloaded, the library cannot read it, or it is none of
+                the library tokenizers.
         """
-        folder = expanded(name)
-        if folder.is_dir():
-            return cls._read(name, str(folder), local_files_only=True)
+        source = str(expanded(name)) if expanded(name).is_dir() else name
         try:
-            return cls._read(name, name, local_files_only=True)
+            return cls._read(name, source, here=True)
         except DataError:
-            if not download or folder.is_absolute():
+            if not download or Path(source).is_dir():
                 raise
-        return cls._read(name, name, local_files_only=False)
+        return cls._read(name, name, here=False)
 
     @classmethod
     def from_card(cls, card: Mapping[str, Any]) -> Tokenizer:
@@ -77,37 +75,30 @@ class Tokenizer:
         with tempfile.TemporaryDirectory() as folder:
             for file in FILES:
                 (Path(folder) / file).write_text(given["files"][file], encoding="utf-8")
-            loaded = cls._read(str(given["name"]), folder, local_files_only=True)
-        if loaded.digest != given["digest"] or card["labels"][-1:] != loaded.labels():
+            loaded = cls._read(str(given["name"]), folder, here=True)
+        if [loaded.digest, *loaded.labels()] != [given["digest"], *card["labels"][-1:]]:
             raise ValueError(f"the tokenizer {loaded.name} in it is not the one that the network was trained with")
         return loaded
 
     @classmethod
-    def _read(cls, name: str, source: str, *, local_files_only: bool) -> Tokenizer:
+    def _read(cls, name: str, source: str, *, here: bool) -> Tokenizer:
         library = load_extra("transformers", "transformers", "dataset.tokenizer")
         try:
-            loaded = library.AutoTokenizer.from_pretrained(
-                source, trust_remote_code=False, local_files_only=local_files_only
-            )
+            loaded = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=here)
+            if not loaded.is_fast:
+                raise TypeError(f"{type(loaded).__name__} is none of the library tokenizers, with a tokenizer.json")
         except Exception as error:  # each tokenizer has errors of its own
-            why = "is no folder, and not in the cache of the Hugging Face hub"
-            if Path(source).is_dir() or not local_files_only:
-                why = "cannot be read" if local_files_only else "cannot be downloaded"
+            missing = "is no folder, and not in the cache of the Hugging Face hub" if here else "cannot be downloaded"
+            why = "cannot be read" if Path(source).is_dir() else missing
             said = " ".join(str(error).split())[:200]
             raise DataError(f"dataset.tokenizer={name} {why}: {type(error).__name__}: {said}", _HINT) from error
-        if not getattr(loaded, "is_fast", False):
-            raise ConfigError(
-                f"dataset.tokenizer={name} is a {type(loaded).__name__}, which is not one of the library tokenizers",
-                "choose one with a tokenizer.json",
-            )
-        special = [loaded.pad_token_id, loaded.unk_token_id, loaded.bos_token_id, loaded.eos_token_id]
-        cleans = getattr(loaded, "clean_up_tokenization_spaces", None)
-        whole = [type(loaded).__name__, special, cleans, json.loads(loaded.backend_tokenizer.to_str())]
-        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        numbers = [loaded.pad_token_id, loaded.unk_token_id, loaded.bos_token_id, loaded.eos_token_id]
+        more = [type(loaded).__name__, numbers, getattr(loaded, "clean_up_tokenization_spaces", None)]
+        whole = json.dumps([*more, json.loads(loaded.backend_tokenizer.to_str())], sort_keys=True)
         with tempfile.TemporaryDirectory() as folder:
             loaded.save_pretrained(folder)
             files = {file: (Path(folder) / file).read_text(encoding="utf-8") for file in FILES}
-        return cls(name, files, digest, loaded)
+        return cls(name, files, hashlib.sha256(whole.encode()).hexdigest(), loaded)
 
     @property
     def unknown(self) -> int | None:
@@ -128,7 +119,8 @@ class Tokenizer:
 
     def first_numbers(self, text: str, most: int) -> Tensor:
         """Return the token numbers of a text to classify with those that are added, int64 ``[T]``, cut to ``most``."""
-        return torch.tensor(self._loaded(text, truncation=True, max_length=most)["input_ids"], dtype=torch.int64)
+        # The library does not cut a text to fewer tokens than it adds.
+        return torch.tensor(self._loaded(text, truncation=True, max_length=most)["input_ids"][:most]).long()
 
     def text(self, numbers: list[int]) -> str:
         """Return the text of token numbers, as the library decodes them."""
@@ -142,7 +134,5 @@ class Tokenizer:
 
     def card(self) -> dict[str, Any]:
         """Return its part of ``data.json``: with it predictions need no folder, and exported weights have it beside."""
-        return {
-            "labels": self.labels(),
-            "tokenizer": {"name": self.name, "digest": self.digest, "files": dict(self.files)},
-        }
+        tokenizer = {"name": self.name, "digest": self.digest, "files": dict(self.files)}
+        return {"labels": self.labels(), "tokenizer": tokenizer}

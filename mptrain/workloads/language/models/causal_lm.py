@@ -74,18 +74,16 @@ def causal_lm(
     return network
 
 
-def _require_causal(
-    network: nn.Module, name: str, vocabulary_size: int, sequence_length: int, *, tokenizer: bool
-) -> None:
+def _require_causal(network: nn.Module, name: str, tokens: int, length: int, *, tokenizer: bool) -> None:
     """Check the logits of two texts that differ in their second half only: those before it must be alike.
 
     If ``next_logits`` says otherwise at the position after the first half, or fails, it is removed: the architecture
     does not keep what is needed, or keeps it otherwise.
     """
-    half = min(8, sequence_length) // 2
-    if not half or vocabulary_size < 2 or next(network.parameters()).is_meta:
+    half = min(8, length) // 2
+    if not half or tokens < 2 or next(network.parameters()).is_meta:
         return
-    first = torch.arange(2 * half) % (vocabulary_size - 1)  # not token 0, which may be padding
+    first = torch.arange(2 * half) % (tokens - 1)  # not token 0, which may be padding
     texts = torch.stack([first, first]) + 1
     texts[1, half:] = first[:half]
     try:
@@ -99,7 +97,7 @@ def _require_causal(
     if not _keeps(network, texts, half, logits):
         network.next_logits = None  # type: ignore[assignment]
     network.train()
-    width = max(vocabulary_size, logits.shape[-1]) if tokenizer else vocabulary_size
+    width = max(tokens, logits.shape[-1]) if tokenizer else tokens
     if logits.shape != (2, 2 * half, width):
         raise ConfigError(
             f"model.name={name} returns logits {tuple(logits.shape)}, not {(2, 2 * half, width)}",
