@@ -247,7 +247,7 @@ class NewPrompts(NewInputs):
     """Texts, each a line of at least two tokens, padded at their end; `Language.predict` sorts them by length."""
 
     unreadable = (ValueError,)
-    batch_size = 4096
+    batch_size = 4096  # as many as are known at a time
 
     def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         self.vocabulary = read_vocabulary(card)

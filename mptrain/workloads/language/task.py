@@ -120,10 +120,8 @@ class Language(OneNetworkTask):
         parts = batch.split(-(-batch.targets.numel() * self.vocabulary_size // SCORES))
         each = torch.where(here, torch.cat([_losses(model, part)[0] for part in parts]), 0)
         losses = (each.sum(1, dtype=widest(lengths.device)) / lengths).tolist()
-        known, unknown = (
-            torch.arange(self.vocabulary_size, device=lengths.device),
-            getattr(self.decode, "unknown", None),
-        )
+        unknown = getattr(self.decode, "unknown", None)
+        known = torch.arange(self.vocabulary_size, device=lengths.device)
         known = known if unknown is None else known[known != unknown]
         if self.decode is None or not len(known):
             return [{"loss": loss, "perplexity": perplexity(loss)} for loss in losses]

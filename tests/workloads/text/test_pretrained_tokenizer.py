@@ -148,11 +148,11 @@ def test_a_tokenizer_is_known_by_what_it_does_and_comes_back_from_data_json(tmp_
     back = Tokenizer.from_card(card)
     assert (back, back.text([260, 261]), len(back)) == (one, one.text([260, 261]), len(one))
     for damaged in ({**card, "labels": other.labels()}, {**card, "tokenizer": {**card["tokenizer"], "digest": "x"}}):
-        with pytest.raises(ValueError, match="is not the one that the network was trained with"):
+        with pytest.raises(ValueError, match="is not that of the training"):
             Tokenizer.from_card(damaged)
     merges = card["tokenizer"]["files"]["tokenizer.json"].replace('"ignore_merges": false', '"ignore_merges": true')
     changed = {**card["tokenizer"], "files": {**card["tokenizer"]["files"], "tokenizer.json": merges}}
-    with pytest.raises(ValueError, match="is not the one"):
+    with pytest.raises(ValueError, match="is not that of the training"):
         Tokenizer.from_card({**card, "tokenizer": changed})
 
 
@@ -191,7 +191,7 @@ def test_a_run_is_resumed_evaluated_and_asked_with_the_same_tokenizer(option, tm
     shutil.rmtree("tok")
     byte_level("tok", 281)
     for words in (("eval", "outputs/run"), ("resume", "outputs/run", "train.max_steps=8")):
-        assert "another tokenizer in dataset.tokenizer=tok now" in run(*words, code=6)
+        assert "another tokenizer in dataset.tokenizer=tok, or reads" in run(*words, code=6)
     shutil.rmtree("tok")
     assert "dataset.tokenizer=tok is no folder" in run("eval", "outputs/run", code=6)
     with predictor("outputs/run") as loaded:
