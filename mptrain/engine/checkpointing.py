@@ -227,9 +227,7 @@ def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
     if saved["labels"] != parts.labels_digest:
         has = "other labels (classes, tokens)"
         if tokenizer := parts.data_card().get("tokenizer"):
-            has = (
-                f"another tokenizer in dataset.tokenizer={tokenizer['name']}, or reads it otherwise, or other classes,"
-            )
+            has = f"another tokenizer in dataset.tokenizer={tokenizer['name']} as it is read now, or other classes,"
         raise CheckpointError(
             f"{parts.dataset.name} has {has} than the run was trained on",
             "restore the data and the run's dataset keys; data.json in the run directory lists the labels",

@@ -77,9 +77,7 @@ class Tokenizer:
                 (Path(folder) / file).write_text(given["files"][file], encoding="utf-8")
             loaded = cls._read(str(given["name"]), folder, here=True)
         if [loaded.digest, *loaded.labels()] != [given["digest"], *card["labels"][-1:]]:
-            raise ValueError(
-                f"its tokenizer {loaded.name} is not that of the training, or transformers reads it otherwise"
-            )
+            raise ValueError(f"its tokenizer {loaded.name} is not that of the training, or is read otherwise now")
         return loaded
 
     @classmethod
