@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mptrain.system.errors import DataError
 from mptrain.system.files import expanded
-from mptrain.system.machine import load_extra
+from mptrain.workloads.text.transformers_models import load_library
 
 #: Files that are a whole tokenizer.
 FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -41,7 +41,7 @@ class Tokenizer:
     """
 
     name: str
-    files: Mapping[str, str] = field(repr=False)
+    files: Mapping[str, str] = field(repr=False, compare=False)
     digest: str
     _loaded: Any = field(repr=False, compare=False)
 
@@ -82,7 +82,7 @@ class Tokenizer:
 
     @classmethod
     def _read(cls, name: str, source: str, *, here: bool) -> Tokenizer:
-        library = load_extra("transformers", "transformers", "dataset.tokenizer")
+        library = load_library("dataset.tokenizer")
         try:
             loaded = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=here)
             if not loaded.is_fast:

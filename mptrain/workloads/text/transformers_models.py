@@ -84,6 +84,16 @@ def small_sizes(width: int | None, layers: int | None, heads: int | None, *, pre
     return {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width, **attention, **experts}
 
 
+def load_library(purpose: str) -> Any:
+    """Import transformers, which then prints errors only; raise EnvironmentRefused if it is not installed."""
+    # Without this the library may fetch compiled kernels from the hub when it is imported.
+    os.environ.setdefault("USE_HUB_KERNELS", "0")
+    library = load_extra("transformers", "transformers", purpose)
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
+
+
 def build_network(wanted: Wanted) -> nn.Module:
     """Build a network that takes tokens, int64 ``[N, T]``, and returns logits, with random weights in FP32.
 
@@ -95,11 +105,7 @@ def build_network(wanted: Wanted) -> nn.Module:
             the vocabulary of the tokenizer.
         DataError: The configuration of pretrained weights is missing.
     """
-    # Without this the library may fetch compiled kernels from the hub when it is imported.
-    os.environ.setdefault("USE_HUB_KERNELS", "0")
-    library = load_extra("transformers", "transformers", f"model={wanted.option}")
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
+    library = load_library(f"model={wanted.option}")
     auto = getattr(library, wanted.auto)
     if refused := [key for key in wanted.config if key in _REFUSED or key.startswith("_")]:
         raise ConfigError(
