@@ -11,6 +11,7 @@ import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from mptrain import open_run
 from mptrain.run.prediction import predictor
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.classification.models.sequence_classifier import sequence_classifier
@@ -188,6 +189,8 @@ def test_a_run_is_resumed_evaluated_and_asked_with_the_same_tokenizer(option, tm
     asked = [sentence.strip() for sentence in SENTENCES]
     with predictor("outputs/run") as loaded:
         before = [one.answer for one in loaded.predict(asked)]
+    width = {"causal_lm": 288, "sequence_classifier": 2}[option]
+    assert open_run("outputs/run").model()(torch.ones(1, 5, dtype=torch.int64)).shape[-1] == width
     shutil.rmtree("tok")
     byte_level("tok", 281)
     for words in (("eval", "outputs/run"), ("resume", "outputs/run", "train.max_steps=8")):
