@@ -92,6 +92,13 @@ def positive_number(text: str) -> float:
     return number
 
 
+def number_from_zero(text: str) -> float:
+    """Read 0 or a positive number, as the value of an option."""
+    if (number := any_number(text)) < 0:
+        raise ValueError("must be 0 or a positive number")
+    return number
+
+
 def any_number(text: str) -> float:
     """Read a finite number, as the value of an option."""
     try:

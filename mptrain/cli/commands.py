@@ -37,7 +37,7 @@ from mptrain.cli.command import (
     command,
     composed,
     named_folder,
-    positive_number,
+    number_from_zero,
     run_folder,
     whole_number,
 )
@@ -149,7 +149,7 @@ def _eval(arguments: Namespace) -> Outcome:
         Option("--jsonl", "print a JSON object in a line for each input, with all that is known"),
         Option("--output", "write pictures with the answers into a new folder", "FOLDER"),
         Option("--length", "number of tokens that continue a text (default: 32)", "N", read=whole_number(100_000)),
-        Option("--temperature", "below 1 likely tokens are drawn more often (default: 1)", "X", read=positive_number),
+        Option("--temperature", "below 1 favours likely tokens, 0 the best (default: 1)", "X", read=number_from_zero),
         Option("--seed", "draw others (default: 1)", "N", read=whole_number(2**31)),
     ),
 )

@@ -38,7 +38,14 @@ from mptrain.system.errors import (
 DATA_FACTS = (
     *("num_classes", "class_names", "in_channels", "image_size", "upscale", "boxes"),
     *("input_shape", "num_outputs", "output_names", "target_mean", "target_std", "label_counts"),
-    *("vocabulary_size", "sequence_length", "lanes", "source_vocabulary_size", "target_vocabulary_size"),
+    *(
+        "vocabulary_size",
+        "tokenizer_padding",
+        "sequence_length",
+        "lanes",
+        "source_vocabulary_size",
+        "target_vocabulary_size",
+    ),
     *(
         "shared_vocabulary",
         "feature_size",

@@ -225,8 +225,11 @@ def _require_same_tensors(
 def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
     """Raise CheckpointError if the weights were trained on other labels, so that outputs would mean others."""
     if saved["labels"] != parts.labels_digest:
+        has = "other labels (classes, tokens)"
+        if tokenizer := parts.data_card().get("tokenizer"):
+            has = f"another tokenizer in dataset.tokenizer={tokenizer['name']} as it is read now, or other classes,"
         raise CheckpointError(
-            f"{parts.dataset.name} has other labels (classes, tokens) than the run was trained on",
+            f"{parts.dataset.name} has {has} than the run was trained on",
             "restore the data and the run's dataset keys; data.json in the run directory lists the labels",
         )
 

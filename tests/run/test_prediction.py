@@ -166,7 +166,8 @@ def test_a_prompt_is_measured_as_a_window_of_the_evaluation_and_continued(tmp_pa
         short, long, none = loaded.predict([text, text + "and more", "x"])
         numbers = loaded.source.vocabulary.numbers(text).long()
         logits = loaded.parts.model.eval()(numbers[None, :-1]).log_softmax(2)
-        whole = continued(loaded.parts.model, numbers[None], 32, 16, seed=1)[0].tolist()
+        known = torch.arange(1, len(loaded.source.vocabulary))
+        whole = continued(loaded.parts.model, numbers[None], 32, 16, seed=1, choices=known)[0].tolist()
     expected = -logits[0].gather(1, numbers[1:, None]).mean().item()
     assert short.answer["loss"] == pytest.approx(expected, rel=1e-5)
     assert short.answer["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
@@ -189,8 +190,8 @@ def test_prompts_have_random_numbers_of_their_own_and_the_same_in_every_batch(tm
     assert together[1] == together[3]
     assert len(set(together)) == 4
     assert written(*texts, seed=2) != together
-    assert len(written("fox", length=5)[0].replace("<unk>", "?")) == 5
-    cold = written("fox", "dog", temperature=1e-4)
+    assert len(written("fox", length=5)[0]) == 5
+    cold = written("fox", "dog", temperature=0)
     assert cold == written("fox", "dog", temperature=1e-4, seed=7)  # always the likeliest
     with pytest.raises(UsageError, match="--heat is about written text"):
         written("fox", heat=3)

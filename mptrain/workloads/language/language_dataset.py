@@ -21,7 +21,8 @@ from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.random_streams import sample_order
 from mptrain.workloads.base.splits import ShareOptions
-from mptrain.workloads.text.tokens import Vocabulary, VocabularyOptions
+from mptrain.workloads.text.pretrained_tokenizer import Tokenizer
+from mptrain.workloads.text.tokens import Vocabulary, VocabularyOptions, read_vocabulary
 
 #: Shortest window, in tokens, that a hint proposes for a text that is too short.
 _SHORTEST = 8
@@ -135,30 +136,34 @@ class TextSplit(Split):
 
 @dataclass(kw_only=True, eq=False)
 class TextDataset(SplitDataset[TextSplit]):
-    """Data set of text for language modelling: a vocabulary, learned from the training text, and windows."""
+    """Data set of text for language modelling: windows, and a vocabulary, learned from the training text or given."""
 
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | Tokenizer
     sequence_length: int
     lanes: int
     inputs: ClassVar[str] = "prompts"
 
     @override
     def facts(self) -> dict[str, Any]:
+        given = self.vocabulary
         return {
-            "vocabulary_size": len(self.vocabulary),
+            "vocabulary_size": len(given),
             "sequence_length": self.sequence_length,
             "lanes": self.lanes,
-            "decode": self.vocabulary.text,
+            "decode": given,
+            **({"tokenizer_padding": given.padding or 0} if isinstance(given, Tokenizer) else {}),  # windows have none
         }
 
     @override
     def card(self) -> dict[str, Any]:
-        return {"labels": list(self.vocabulary.entries), "tokens": self.vocabulary.tokens, **super().card()}
+        return {**self.vocabulary.card(), **super().card()}
 
     def describe(self) -> str:
         """Return window length and vocabulary size: ``128 words (vocabulary 2,476)``."""
-        kind = "characters" if self.vocabulary.tokens == "char" else "words"
-        return f"{self.sequence_length} {kind} (vocabulary {len(self.vocabulary):,})"
+        given = self.vocabulary
+        own = f"tokens of {given.name}" if isinstance(given, Tokenizer) else "words"
+        kind = "characters" if isinstance(given, Vocabulary) and given.tokens == "char" else own
+        return f"{self.sequence_length} {kind} (vocabulary {len(given):,})"
 
 
 def windows_of(
@@ -239,17 +244,17 @@ def _cut(text: str, ends: Iterable[int], wanted: int, tolerance: int) -> int:
 
 
 class NewPrompts(NewInputs):
-    """Texts, each a line of at least two tokens, padded at their end, which no token before it reads."""
+    """Texts, each a line of at least two tokens, padded at their end; `Language.predict` sorts them by length."""
 
     unreadable = (ValueError,)
-    batch_size = 32  # a model reads the whole text again for each token that it writes
+    batch_size = 4096  # as many as are known at a time
 
     def __init__(self, card: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        self.vocabulary = Vocabulary.from_card(card)
+        self.vocabulary = read_vocabulary(card)
         self._length = int(card["sequence_length"])
         if self._length < 1:
             raise ValueError(f"a window has {self._length} tokens")
-        super().__init__(card, {**facts, "decode": self.vocabulary.text})
+        super().__init__(card, {**facts, "decode": self.vocabulary})
 
     def read(self, given: str, faults: Faults) -> Tensor:
         """Return the last token numbers of a text, int64 ``[T]``, at most one more than a window of the run has."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,13 +14,19 @@ from typing_extensions import override
 
 from mptrain.system.device import widest
 from mptrain.system.errors import ConfigError
-from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.random_streams import mix
 from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Texts, perplexity, token_sums
 
 #: Number of windows that the model continues, tokens of each that it is given, and tokens that it generates.
 SHOWN, GIVEN, WRITTEN = 4, 32, 32
+
+#: Texts that are continued together differ by so many tokens at most: the shorter ones wait for the longest.
+SPREAD = 8
+
+#: Tokens of them, whose keys and values are kept (GPT-2 needs 74 kB each), and scores that are computed at a time.
+TOKENS, SCORES = 2**14, 2**26
 
 
 @dataclass(frozen=True)
@@ -31,13 +38,19 @@ class Language(OneNetworkTask):
     ``targets``, int64 ``[N, T]``, and returns their losses in nats, float32 ``[N, T]``, and its best guesses, int64
     ``[N, T]``. In training the losses may be approximate and the guesses None; in evaluation both are exact.
 
+    To continue texts fast, a model may have ``next_logits(tokens, state)``. It takes tokens, int64 ``[N, T]``, and the
+    state that it has returned for those before them (None if there are none; else T is 1), and returns the logits of
+    the token that follows, ``[N, V]``, and the next state.
+
     Attributes:
         sequence_length: Most tokens that the model reads at a time, to continue a text; None for any number.
         label_smoothing: Share of the target's probability spread over all tokens in training (Vaswani et al. 2017,
             section 5.4). Metrics use the loss without smoothing.
-        decode: Function from token numbers to text, to show generated text; None shows nothing.
+        decode: Function from token numbers to text, to show generated text; None shows nothing. Its attribute
+            ``unknown``, if any, is the number of a token that `predict` does not write.
         length: Number of tokens that `predict` writes.
-        temperature: Divisor of the logits from which they are drawn; below 1 the likely ones are drawn more often.
+        temperature: Divisor of the logits from which they are drawn; below 1 the likely ones are drawn more often, and
+            with 0 the likeliest is taken.
         seed: Changes what is drawn. Each prompt has random numbers of its own, whatever prompts are beside it.
     """
 
@@ -46,7 +59,7 @@ class Language(OneNetworkTask):
     label_smoothing: BelowOneOrZero = 0.0
     decode: Callable[[list[int]], str] | None = None
     length: PositiveInt = WRITTEN
-    temperature: PositiveFloat = 1.0
+    temperature: NonNegativeFloat = 1.0
     seed: NonNegativeInt = 1
 
     metric = "perplexity"
@@ -79,16 +92,49 @@ class Language(OneNetworkTask):
     @override
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """Return the mean ``loss`` of a text's tokens in nats, its ``perplexity``, and the model's ``continuation``."""
-        lengths = torch.tensor(batch.counts or [batch.targets.shape[1]] * batch.samples, device=batch.inputs.device)
+        counts = batch.counts or (batch.targets.shape[1],) * batch.samples
+        answers: list[dict[str, Any]] = [{}] * batch.samples
+        for rows in self._groups(counts, keeps=getattr(model, "next_logits", None) is not None):
+            sizes, index = tuple(counts[row] for row in rows), torch.tensor(rows, device=batch.inputs.device)
+            inputs, targets = (given[index, : max(sizes)] for given in (batch.inputs, batch.targets))
+            extras = {name: value[index] for name, value in batch.extras.items()}
+            for row, answer in zip(rows, self._answers(model, Batch(inputs, targets, sizes, extras)), strict=True):
+                answers[row] = answer
+        return answers
+
+    def _groups(self, counts: Sequence[int], *, keeps: bool) -> Iterator[list[int]]:
+        """Yield the rows of texts to answer together, the shortest first: of similar length, as many as have room."""
+        room = TOKENS if keeps else min(TOKENS, SCORES // self.vocabulary_size)
+        rows: list[int] = []
+        for row in sorted(range(len(counts)), key=counts.__getitem__):
+            full = (len(rows) + 1) * (counts[row] + self.length) > room
+            if rows and (full or counts[row] > counts[rows[0]] + SPREAD):
+                yield rows
+                rows = []
+            rows.append(row)
+        yield rows
+
+    def _answers(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        lengths = torch.tensor(batch.counts, device=batch.inputs.device)
         here = torch.arange(batch.targets.shape[1], device=lengths.device) < lengths[:, None]  # the rest is padding
-        losses = (
-            torch.where(here, _losses(model, batch)[0], 0).sum(1, dtype=widest(lengths.device)) / lengths
-        ).tolist()
-        if self.decode is None:
+        parts = batch.split(-(-batch.targets.numel() * self.vocabulary_size // SCORES))
+        each = torch.where(here, torch.cat([_losses(model, part)[0] for part in parts]), 0)
+        losses = (each.sum(1, dtype=widest(lengths.device)) / lengths).tolist()
+        unknown = getattr(self.decode, "unknown", None)
+        known = torch.arange(self.vocabulary_size, device=lengths.device)
+        known = known if unknown is None else known[known != unknown]
+        if self.decode is None or not len(known):
             return [{"loss": loss, "perplexity": perplexity(loss)} for loss in losses]
         whole = torch.cat([batch.inputs[:, :1], batch.targets], 1)
         written = continued(
-            model, whole, self.length, self.sequence_length, lengths + 1, temperature=self.temperature, seed=self.seed
+            model,
+            whole,
+            self.length,
+            self.sequence_length,
+            lengths + 1,
+            temperature=self.temperature,
+            seed=self.seed,
+            choices=known,
         )
         return [
             {"loss": loss, "perplexity": perplexity(loss), "continuation": self.decode(row)}
@@ -119,34 +165,59 @@ def continued(
     *,
     temperature: float = 1.0,
     seed: int | None = None,
+    choices: Tensor | None = None,
 ) -> Tensor:
     """Continue token sequences, int64 ``[N, T]``, by tokens drawn from the model's predictions, int64 ``[N, count]``.
 
     Equal calls give equal tokens. No carried state is used or changed. The model reads the last ``most`` tokens; None
-    for all. Sequences of other ``lengths``, int64 ``[N]``, are padded at the end, which no position before it reads.
-    The logits are divided by ``temperature``. With a ``seed`` each sequence has random numbers of its own, from it and
-    its tokens, and so the same ones in every batch; None draws from one generator for all, as exhibits do.
+    for all. Sequences of other ``lengths``, int64 ``[N]``, are padded at the end, and no padding is read: the model
+    reads all of them up to the same position at a time, and a sequence that is longer there is only read.
+
+    The logits are divided by ``temperature``; with 0 the best one is taken. With a ``seed`` each sequence has random
+    numbers of its own, from it and its tokens, and so the same ones in every batch, and the model keeps what it has
+    computed (``next_logits``) until there are more than ``most`` tokens, each of which then has another position with
+    every new one. None draws from one generator for all, and reads all again, as exhibits do. Only ``choices``, int64
+    ``[C]``, are written; None for all.
     """
-    source = torch.Generator(tokens.device).manual_seed(0)
-    sizes = [tokens.shape[1]] * len(tokens) if lengths is None else lengths.tolist()
+    source, device = torch.Generator(tokens.device).manual_seed(0), tokens.device
+    given = [tokens.shape[1]] * len(tokens) if lengths is None else lengths.tolist()
+    order = sorted(range(len(given)), key=given.__getitem__)
+    sizes, rows = [given[row] for row in order], torch.tensor(order, device=device)
+    begins, tokens = torch.tensor(sizes, device=device)[:, None], F.pad(tokens[rows], (0, count))
     numbers = [_numbers(row[:size], count, seed or 0) for row, size in zip(tokens.tolist(), sizes, strict=True)]
-    uniform = torch.stack(numbers, 1).to(tokens.device)[..., None]  # [count, N, 1]
-    rows, begins = torch.arange(len(tokens), device=tokens.device), torch.tensor(sizes, device=tokens.device)
-    tokens = F.pad(tokens, (0, count))
-    for step in range(count):
-        ends, width = begins + step, min(max(sizes) + step, most or tokens.shape[1])
-        starts = (ends - width).clamp(min=0)
-        read = tokens.gather(1, starts[:, None] + torch.arange(width, device=tokens.device))
-        logits = model(read)[rows, ends - starts - 1].float() / temperature
-        # A diverged run has NaN or inf logits, from which nothing can be drawn.
-        probabilities = logits.nan_to_num(0.0).softmax(1)
-        if seed is None:
-            drawn = torch.multinomial(probabilities, 1, generator=source)
+    uniform = torch.stack(numbers).to(device)
+    follow = None if seed is None else getattr(model, "next_logits", None)
+    state, read = None, 0
+    for end in range(sizes[0], sizes[-1] + count):
+        now = slice(bisect_right(sizes, end - count), bisect_right(sizes, end))  # those that get a token here
+        start = 0 if most is None else max(0, end - most)
+        if follow is not None and not start:
+            logits, state = follow(tokens[:, read:end], state)
+            logits, read = logits[now], end
+        elif now.start == now.stop:
+            continue
         else:
-            up_to = probabilities.cumsum(1)
-            drawn = torch.searchsorted(up_to, uniform[step] * up_to[:, -1:], right=True).clamp(max=up_to.shape[1] - 1)
-        tokens[rows, ends] = drawn[:, 0]
-    return tokens.gather(1, begins[:, None] + torch.arange(count, device=tokens.device))
+            window = tokens[now, start:end]
+            logits = model(window)[:, -1] if follow is None else follow(window, None)[0]
+        logits = logits.float() if choices is None else logits.float()[:, choices]
+        drawn = _drawn(logits, temperature, source if seed is None else uniform[now].gather(1, end - begins[now]))
+        tokens[now, end] = drawn if choices is None else choices[drawn]
+    places = begins + torch.arange(count, device=device)
+    return torch.empty_like(places).index_copy_(0, rows, tokens.gather(1, places))
+
+
+def _drawn(logits: Tensor, temperature: float, by: Tensor | torch.Generator) -> Tensor:
+    """Return the columns that are drawn from logits ``[N, V]`` by a generator or random numbers ``[N, 1]``."""
+    # A diverged run has NaN or inf logits, from which nothing can be drawn.
+    if not temperature:
+        return logits.nan_to_num(0.0).argmax(1)
+    probabilities = (logits / temperature).nan_to_num(0.0).softmax(1)
+    if isinstance(by, torch.Generator):
+        return torch.multinomial(probabilities, 1, generator=by)[:, 0]
+    up_to = probabilities.cumsum(1)
+    whole = up_to[:, -1:]
+    below = torch.minimum(by * whole, torch.nextafter(whole, torch.zeros_like(whole)))  # a product may round up
+    return torch.searchsorted(up_to, below, right=True)[:, 0]
 
 
 def _numbers(tokens: list[int], count: int, seed: int) -> Tensor:

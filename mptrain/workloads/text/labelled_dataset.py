@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.system.errors import DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.data_files import Faults
 from mptrain.workloads.base.dataset import Split, SplitDataset, class_facts
 from mptrain.workloads.base.new_inputs import NewInputs
 from mptrain.workloads.base.splits import ShareOptions, first_samples, hold_out, share_sizes, stratified_order
+from mptrain.workloads.text.pretrained_tokenizer import Tokenizer
 from mptrain.workloads.text.subwords import PAD
-from mptrain.workloads.text.tokens import RaggedTokens, Vocabulary, VocabularyOptions, bucketed_order
+from mptrain.workloads.text.tokens import RaggedTokens, Vocabulary, VocabularyOptions, bucketed_order, read_vocabulary
 
 
 class Labelled(NamedTuple):
@@ -59,40 +60,47 @@ class LabelledSplit(Split):
         return bucketed_order(self.texts.lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return token numbers padded with `PAD` at the end, int64 ``[N, T]``, and class indices, int64 ``[N]``."""
+        """Return token numbers padded at the end, int64 ``[N, T]``, and class indices, int64 ``[N]``."""
         picked = torch.as_tensor(indices, dtype=torch.int64)
         return Batch(self.texts.padded(picked), self.targets[picked])
 
 
 @dataclass(kw_only=True, eq=False)
 class LabelledDataset(SplitDataset[LabelledSplit]):
-    """Data set of labelled texts; token numbers in a batch are one higher than in the vocabulary: 0 is padding."""
+    """Data set of labelled texts; token numbers in a batch are one higher than in the vocabulary: 0 is padding.
+
+    Those of a tokenizer are its own, and ``vocabulary`` is then None.
+    """
 
     class_names: tuple[str, ...]
-    vocabulary: Vocabulary
+    encoding: Vocabulary | Tokenizer
     sequence_length: int
     inputs: ClassVar[str] = "texts"
 
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Vocabulary that was learned from the training texts; None with a tokenizer."""
+        return None if isinstance(self.encoding, Tokenizer) else self.encoding
+
     @override
     def facts(self) -> dict[str, Any]:
+        own = isinstance(self.encoding, Tokenizer)
         return {
             **class_facts(self.class_names),
-            "vocabulary_size": len(self.vocabulary) + 1,
+            "vocabulary_size": len(self.encoding) + (not own),
             "sequence_length": self.sequence_length,
+            **({"tokenizer_padding": padding_of(self.encoding)} if own else {}),
         }
 
     @override
     def card(self) -> dict[str, Any]:
-        return {
-            "labels": [*self.class_names, *self.vocabulary.entries],
-            "class_names": list(self.class_names),
-            "tokens": self.vocabulary.tokens,
-            **super().card(),
-        }
+        of_tokens = self.encoding.card()
+        labels = [*self.class_names, *of_tokens.pop("labels")]
+        return {"labels": labels, "class_names": list(self.class_names), **of_tokens, **super().card()}
 
     def describe(self) -> str:
         """Return, for example, ``texts in 8 classes (vocabulary 2,476)``."""
-        return f"texts in {len(self.class_names)} classes (vocabulary {len(self.vocabulary) + 1:,})"
+        return f"texts in {len(self.class_names)} classes (vocabulary {self.facts()['vocabulary_size']:,})"
 
 
 def labelled_as_dataset(
@@ -119,9 +127,9 @@ def labelled_as_dataset(
     for part, indices in hold_out(order, sizes, f"texts of {name}").items():
         parts[part] = [train[index] for index in indices.tolist()]
     texts = "\n".join(sample.text for sample in parts["train"])
-    vocabulary = options.learn(f"{name} train", texts)
+    encoding = options.learn(f"{name} train", texts)
     splits = {
-        part: _split(f"{name} {part}", of_part, classes, vocabulary, options, faults.get(part, Faults()))
+        part: _split(f"{name} {part}", of_part, classes, encoding, options, faults.get(part, Faults()))
         for part, of_part in parts.items()
     }
     return LabelledDataset(
@@ -129,27 +137,38 @@ def labelled_as_dataset(
         splits=splits,
         files=files,
         class_names=classes,
-        vocabulary=vocabulary,
+        encoding=encoding,
         sequence_length=options.sequence_length,
     )
 
 
-def class_tokens(vocabulary: Vocabulary, text: str, most: int) -> Tensor:
-    """Return the first token numbers of a text to classify, int64 ``[T]``, one higher than in the vocabulary."""
-    return vocabulary.numbers(text)[:most].long() + (PAD + 1)
+def class_tokens(encoding: Vocabulary | Tokenizer, text: str, most: int) -> Tensor:
+    """Return the first token numbers of a text to classify, int64 ``[T]``, one higher than in a vocabulary."""
+    if isinstance(encoding, Tokenizer):
+        return encoding.first_numbers(text, most)
+    return encoding.numbers(text)[:most].long() + (PAD + 1)
+
+
+def padding_of(encoding: Vocabulary | Tokenizer) -> int:
+    """Return the number that pads texts; ConfigError is raised for a tokenizer that has none, nor an end of a text."""
+    if not isinstance(encoding, Tokenizer):
+        return PAD
+    if encoding.padding is None:
+        raise ConfigError(f"dataset.tokenizer={encoding.name} has neither pad_token nor eos_token", "set one of them")
+    return encoding.padding
 
 
 def _split(
     name: str,
     texts: Sequence[Labelled],
     classes: Sequence[str],
-    vocabulary: Vocabulary,
+    encoding: Vocabulary | Tokenizer,
     options: LabelledOptions,
     faults: Faults,
 ) -> LabelledSplit:
     rows, targets, problems = [], [], {}
     for number, sample in enumerate(texts):
-        row = class_tokens(vocabulary, sample.text, options.sequence_length).tolist()
+        row = class_tokens(encoding, sample.text, options.sequence_length).tolist()
         if sample.label not in classes:
             problems[f"{name} text {number}"] = f"its label {sample.label!r} does not occur in the training texts"
         elif not row:
@@ -162,7 +181,7 @@ def _split(
         raise DataError(f"{name}: there is no usable text", "check the files of dataset.path")
     if name.endswith(" train"):
         rows, targets = first_samples(rows, options.train_samples), first_samples(targets, options.train_samples)
-    return LabelledSplit(RaggedTokens(rows), torch.tensor(targets), options.batch_size, faults)
+    return LabelledSplit(RaggedTokens(rows, padding_of(encoding)), torch.tensor(targets), options.batch_size, faults)
 
 
 class NewTexts(NewInputs):
@@ -176,16 +195,16 @@ class NewTexts(NewInputs):
         if [*names] != card["class_names"] or length < 1:
             raise ValueError("classes, labels and length do not fit together")
         super().__init__(card, {**facts, "class_names": names})
-        self.vocabulary = Vocabulary.from_card({**card, "labels": card["labels"][count:]})
+        self.encoding = read_vocabulary({**card, "labels": card["labels"][count:]})
         self._length = length
 
     def read(self, given: str, faults: Faults) -> Tensor:
         """Return the token numbers of a text, int64 ``[T]``; raise ValueError if it has none."""
-        numbers = class_tokens(self.vocabulary, given, self._length)
+        numbers = class_tokens(self.encoding, given, self._length)
         if not len(numbers):
             raise ValueError("it has no token")
         return numbers
 
     def collate(self, samples: Sequence[Tensor]) -> Batch:
         """Return token numbers padded at the end, int64 ``[N, T]``."""
-        return Batch(padded(samples), torch.zeros(len(samples), dtype=torch.int64))
+        return Batch(padded(samples, padding_of(self.encoding)), torch.zeros(len(samples), dtype=torch.int64))

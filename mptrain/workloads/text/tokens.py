@@ -8,7 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from mptrain.system.errors import DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.random_streams import mix, permutation
+from mptrain.workloads.text.pretrained_tokenizer import Tokenizer
 from mptrain.workloads.text.subwords import PAD
 
 Tokens = Literal["word", "char", "space"]
@@ -43,6 +44,9 @@ class Vocabulary:
     tokens: Tokens
     entries: tuple[str, ...]
 
+    #: Number of `UNKNOWN`, which a continued text never gets.
+    unknown: ClassVar[int] = 0
+
     def __len__(self) -> int:
         return len(self.entries)
 
@@ -68,23 +72,40 @@ class Vocabulary:
         """Return the text of token numbers: characters joined directly, other tokens with spaces."""
         return ("" if self.tokens == "char" else " ").join(self.entries[number] for number in numbers)
 
+    __call__ = text
+
+    def card(self) -> dict[str, Any]:
+        """Return its part of ``data.json``, as `from_card` reads it."""
+        return {"labels": list(self.entries), "tokens": self.tokens}
+
+
+def read_vocabulary(card: Mapping[str, Any]) -> Vocabulary | Tokenizer:
+    """Return the vocabulary or the tokenizer in ``data.json``; raise KeyError, TypeError or ValueError if damaged."""
+    return Tokenizer.from_card(card) if "tokenizer" in card else Vocabulary.from_card(card)
+
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyOptions:
-    """Options of data sets that learn a vocabulary from their training text.
+    """Options of data sets that learn a vocabulary from their training text, or take a tokenizer.
 
     Attributes:
         tokens: Kind of tokens, as in `Vocabulary`.
         min_count: Smallest count in the training text of a token with its own number; rarer ones are unknown.
         max_vocabulary: Largest size of the vocabulary, which keeps the most frequent tokens; None for no limit.
+        tokenizer: Folder or repository of a tokenizer of transformers, which replaces what the others make.
+        download: Whether a tokenizer that is missing in the cache is downloaded; None is no.
     """
 
     tokens: Tokens = "word"
     min_count: PositiveInt = 2
     max_vocabulary: PositiveInt | None = None
+    tokenizer: str | None = None
+    download: bool | None = None
 
-    def learn(self, name: str, text: str) -> Vocabulary:
-        """Return the vocabulary of a training text, as `learn` does."""
+    def learn(self, name: str, text: str) -> Vocabulary | Tokenizer:
+        """Return the vocabulary of a training text, as `learn` does, or the tokenizer, as `Tokenizer.of` does."""
+        if self.tokenizer is not None:
+            return Tokenizer.of(self.tokenizer, download=bool(self.download))
         return learn(name, text, self.tokens, self.min_count, self.max_vocabulary)
 
 
@@ -132,16 +153,17 @@ def bucketed_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, *, s
 class RaggedTokens:
     """Token sequences of different lengths, at least one token each, stored in one tensor without padding."""
 
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[int]], padding: int = PAD) -> None:
+        self.padding = padding
         self.lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         self._numbers = torch.tensor([number for row in rows for number in row], dtype=torch.int32)
         self._starts = self.lengths.cumsum(0) - self.lengths
 
     def padded(self, indices: Tensor) -> Tensor:
-        """Return selected sequences as a table, padded with `PAD` at the end, int64 ``[len(indices), longest]``."""
+        """Return selected sequences as a table, padded at the end, int64 ``[len(indices), longest]``."""
         lengths = self.lengths[indices]
         places = torch.arange(int(lengths.max()))
         there = places < lengths[:, None]
         # Padding of the last sequence would be read beyond the end.
         numbers = self._numbers[torch.where(there, self._starts[indices][:, None] + places, 0)].long()
-        return numbers.masked_fill(~there, PAD)
+        return numbers.masked_fill(~there, self.padding)

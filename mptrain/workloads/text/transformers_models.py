@@ -26,6 +26,9 @@ from mptrain.workloads.text.subwords import PAD, problems_of_heads
 #: ``sdpa``: torch's scaled_dot_product_attention. ``eager``: products and a softmax in FP32, as operators of their own.
 Attention = Literal["sdpa", "eager"]
 
+#: Names of a kept state among the arguments and outputs of the library's networks, the newest first.
+_KEPT = ("cache", "past_key_values", "cache_params")
+
 #: Keys of a configuration that could run code of others, or that are not the network's own.
 _REFUSED = ("trust_remote_code", "auto_map", "code_revision", "quantization_config", "attn_implementation")
 
@@ -44,6 +47,8 @@ class Wanted:
         fixed: Values of the data set, such as ``vocab_size``, which hold with pretrained weights too.
         config: Values that the user set; they override ``sizes``, under any name that the library maps to theirs.
         attention: Kind of attention; None takes ``sdpa`` if the architecture has it.
+        tokenizer_padding: Number of the padding of the data set's tokenizer; None if the data set has a vocabulary of
+            its own. With a tokenizer, pretrained weights keep their embedding, which may have more tokens.
     """
 
     option: str
@@ -56,6 +61,7 @@ class Wanted:
     attention: Attention | None = None
     pretrained: bool = False
     download: bool = True
+    tokenizer_padding: int | None = None
 
 
 def small_sizes(width: int | None, layers: int | None, heads: int | None, *, pretrained: bool) -> dict[str, Any]:
@@ -78,6 +84,16 @@ def small_sizes(width: int | None, layers: int | None, heads: int | None, *, pre
     return {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width, **attention, **experts}
 
 
+def load_library(purpose: str) -> Any:
+    """Import transformers, which then prints errors only; raise EnvironmentRefused if it is not installed."""
+    # Without this the library may fetch compiled kernels from the hub when it is imported.
+    os.environ.setdefault("USE_HUB_KERNELS", "0")
+    library = load_extra("transformers", "transformers", purpose)
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
+
+
 def build_network(wanted: Wanted) -> nn.Module:
     """Build a network that takes tokens, int64 ``[N, T]``, and returns logits, with random weights in FP32.
 
@@ -85,14 +101,11 @@ def build_network(wanted: Wanted) -> nn.Module:
 
     Raises:
         EnvironmentRefused: The library is not installed.
-        ConfigError: There is no such architecture, or it does not have a key or a value.
+        ConfigError: There is no such architecture, it does not have a key or a value, or its embedding is smaller than
+            the vocabulary of the tokenizer.
         DataError: The configuration of pretrained weights is missing.
     """
-    # Without this the library may fetch compiled kernels from the hub when it is imported.
-    os.environ.setdefault("USE_HUB_KERNELS", "0")
-    library = load_extra("transformers", "transformers", f"model={wanted.option}")
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
+    library = load_library(f"model={wanted.option}")
     auto = getattr(library, wanted.auto)
     if refused := [key for key in wanted.config if key in _REFUSED or key.startswith("_")]:
         raise ConfigError(
@@ -118,10 +131,16 @@ def build_network(wanted: Wanted) -> nn.Module:
         raise ConfigError(
             f"transformers cannot build {wanted.name}: {_line(error)}", "set its sizes with model.config.KEY=VALUE"
         ) from error
+    tokens, embedding = wanted.fixed["vocab_size"], cast("Any", network).get_input_embeddings
+    if wanted.tokenizer_padding is not None and (size := len(embedding().weight)) < tokens:
+        raise ConfigError(
+            f"model.name={wanted.name} has an embedding of {size:,} tokens, and dataset.tokenizer has {tokens:,}",
+            "choose the tokenizer that belongs to the model",
+        )
     for module in network.modules():
         if any(name in module._non_persistent_buffers_set for name in module._buffers):
             module.__class__ = _keeping_tables(type(module))  # type: ignore[arg-type]
-    network.__class__ = _returning_logits(type(network))  # type: ignore[arg-type]
+    network.__class__ = _returning_logits(type(network), wanted.tokenizer_padding or PAD)  # type: ignore[arg-type]
     if wanted.pretrained:
         load = functools.partial(_weights, auto, wanted, options)
         setattr(network, ATTRIBUTE, PretrainedWeights(wanted.name, load))
@@ -156,7 +175,9 @@ def _loaded_config(library: Any, wanted: Wanted) -> Any:
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(f"model.name={wanted.name} has quantized weights", "choose weights that are not quantized")
     fields = _fields(config)
-    values = {key: value for key, value in wanted.fixed.items() if key in fields} | dict(wanted.config)
+    own = () if wanted.tokenizer_padding is None else ("vocab_size",)
+    kept = {key: value for key, value in wanted.fixed.items() if key in fields and key not in own}
+    values = kept | dict(wanted.config)
     again = functools.partial(read, **values)
     return _checked(functools.partial(_cached, again, "config.json", wanted), fields, config.attribute_map, wanted)
 
@@ -215,16 +236,27 @@ def _weights(auto: Any, wanted: Wanted, options: Mapping[str, Any]) -> dict[str,
 
 
 @functools.cache
-def _returning_logits(kind: type[Any]) -> type[Any]:
-    """Return a subclass whose forward returns only the logits; `PAD` is masked if the configuration names it."""
-    masks = "attention_mask" in inspect.signature(kind.forward).parameters
+def _returning_logits(kind: type[Any], padding: int) -> type[Any]:
+    """Return a subclass whose forward returns only the logits; padding is masked if the configuration names it.
+
+    If the library keeps keys and values, or a state, for the kind, it also has ``next_logits``, as
+    `mptrain.workloads.language.task.continued` calls it.
+    """
+    takes = inspect.signature(kind.forward).parameters
+    last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    kept = next((name for name in _KEPT if name in takes), "")
 
     def forward(self: Any, tokens: Tensor) -> Tensor:
-        padded = masks and getattr(self.config, "pad_token_id", None) == PAD
-        more = {"attention_mask": (tokens != PAD).long()} if padded else {}
+        padded = "attention_mask" in takes and getattr(self.config, "pad_token_id", None) == padding
+        more = {"attention_mask": (tokens != padding).long()} if padded else {}
         return cast("Tensor", kind.forward(self, input_ids=tokens, **more).logits)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    def next_logits(self: Any, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        output = kind.forward(self, input_ids=tokens, use_cache=True, **{kept: state}, **last)
+        return output.logits[:, -1], output[kept]
+
+    more = {"next_logits": next_logits} if kept else {}
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, **more})
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import NonNegativeInt, PositiveInt
@@ -26,6 +26,7 @@ def causal_lm(
     attention: Attention | None = None,
     pretrained: bool = False,
     download: bool = True,
+    tokenizer_padding: int | None = None,
 ) -> nn.Module:
     """Build a language model of the library transformers: tokens, int64 ``[N, T]``, to logits ``[N, T, V]``.
 
@@ -35,12 +36,14 @@ def causal_lm(
     ``layers`` and 4 ``heads``, which divide the width. With ``pretrained`` a new run starts from the weights of the
     repository, whose configuration sets the sizes; an embedding of another vocabulary keeps its random weights.
     ``config`` has further keys of the configuration, such as ``rope_parameters``; ``attention`` None takes ``sdpa`` if
-    the architecture has it; ``download`` allows missing files to be downloaded.
+    the architecture has it; ``download`` allows missing files to be downloaded. With a tokenizer (``tokenizer_padding``
+    is not None) the embedding is the repository's, and V may exceed the vocabulary.
 
     Raises:
         EnvironmentRefused: transformers is not installed.
         ConfigError: There is no such architecture, it does not have a key or a value, its logits depend on later
-            tokens, or ``lanes`` is not 0, although the network carries no state.
+            tokens, its embedding is smaller than the vocabulary of the tokenizer, or ``lanes`` is not 0, although the
+            network carries no state.
         DataError: Files of pretrained weights are missing.
     """
     if lanes:
@@ -64,18 +67,23 @@ def causal_lm(
             attention=attention,
             pretrained=pretrained,
             download=download,
+            tokenizer_padding=tokenizer_padding,
         )
     )
-    _require_causal(network, name, vocabulary_size, sequence_length)
+    _require_causal(network, name, vocabulary_size, sequence_length, tokenizer=tokenizer_padding is not None)
     return network
 
 
-def _require_causal(network: nn.Module, name: str, vocabulary_size: int, sequence_length: int) -> None:
-    """Check the logits of two texts that differ in their second half only: those before it must be alike."""
-    half = min(8, sequence_length) // 2
-    if not half or vocabulary_size < 2 or next(network.parameters()).is_meta:
+def _require_causal(network: nn.Module, name: str, tokens: int, length: int, *, tokenizer: bool) -> None:
+    """Check the logits of two texts that differ in their second half only: those before it must be alike.
+
+    If ``next_logits`` says otherwise at the position after the first half, or fails, it is removed: the architecture
+    does not keep what is needed, or keeps it otherwise.
+    """
+    half = min(8, length) // 2
+    if not half or tokens < 2 or next(network.parameters()).is_meta:
         return
-    first = torch.arange(2 * half) % (vocabulary_size - 1)  # not token 0, which may be padding
+    first = torch.arange(2 * half) % (tokens - 1)  # not token 0, which may be padding
     texts = torch.stack([first, first]) + 1
     texts[1, half:] = first[:half]
     try:
@@ -86,10 +94,13 @@ def _require_causal(network: nn.Module, name: str, vocabulary_size: int, sequenc
             f"model.name={name} takes no tokens alone: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
             "choose another architecture, or set its keys with model.config.KEY=VALUE",
         ) from error
+    if not _keeps(network, texts, half, logits):
+        network.next_logits = None  # type: ignore[assignment]
     network.train()
-    if logits.shape != (2, 2 * half, vocabulary_size):
+    width = max(tokens, logits.shape[-1]) if tokenizer else tokens
+    if logits.shape != (2, 2 * half, width):
         raise ConfigError(
-            f"model.name={name} returns logits {tuple(logits.shape)}, not {(2, 2 * half, vocabulary_size)}",
+            f"model.name={name} returns logits {tuple(logits.shape)}, not {(2, 2 * half, width)}",
             "choose another architecture, or set its keys with model.config.KEY=VALUE",
         )
     if not torch.allclose(logits[0, :half], logits[1, :half], rtol=1e-4, atol=1e-6):
@@ -97,3 +108,13 @@ def _require_causal(network: nn.Module, name: str, vocabulary_size: int, sequenc
             f"model.name={name} is no causal language model: its logits depend on later tokens",
             "choose another architecture, such as gpt2",
         )
+
+
+def _keeps(network: Any, texts: Tensor, half: int, logits: Tensor) -> bool:
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            _, state = network.next_logits(texts[:, :half], None)
+            after, _ = network.next_logits(texts[:, half : half + 1], state)
+    except Exception:  # each architecture has requirements of its own
+        return False
+    return torch.allclose(after, logits[:, half], rtol=1e-3, atol=1e-5)

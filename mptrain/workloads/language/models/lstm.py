@@ -110,16 +110,24 @@ class LSTMLanguageModel(nn.Module):
         different; None starts from zeros and keeps no state. ``fresh``, bool ``[N]``, marks samples that start from
         zeros nevertheless.
         """
-        state = None if lane is None else self._carried(lane, fresh)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
-            output, after = self.lstm(self.dropout(self.embedding(tokens)), state)
+        output, after = self._read(tokens, None if lane is None else self._carried(lane, fresh))
         if lane is not None:
             self._keep(lane, after)
         given = self.dropout(output)
         answer: Tensor | tuple[Tensor, Tensor | None]
         answer = self.decoder(given) if targets is None else self.decoder(given, targets)
         return answer
+
+    def next_logits(self, tokens: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return logits of the token after ``tokens``, ``[N, V]``, and the state for the tokens after them."""
+        output, state = self._read(tokens, state)
+        return self.decoder(self.dropout(output[:, -1])), state
+
+    def _read(self, tokens: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
+            output, after = self.lstm(self.dropout(self.embedding(tokens)), state)
+        return output, after
 
     def _carried(self, lane: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
         hidden, cell = (buffer.index_select(1, lane) for buffer in (self.hidden, self.cell))

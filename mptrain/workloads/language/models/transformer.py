@@ -28,12 +28,21 @@ class CausalAttention(nn.Module):
         self.inward = nn.Linear(width, 3 * width)
         self.outward = nn.Linear(width, width)
 
-    def forward(self, given: Tensor) -> Tensor:
-        """Mix each position's value with those of earlier ones, ``[N, T, width]`` in and out, without the residual."""
+    def forward(self, given: Tensor, past: list[Tensor] | None = None) -> Tensor:
+        """Mix each position's value with those of earlier ones, ``[N, T, width]`` in and out, without the residual.
+
+        ``past`` has the keys and values of earlier positions, ``[N, heads, T, width / heads]``, or is empty, and gets
+        those of these positions too. If it is not empty, T is 1.
+        """
         heads = self.inward(given).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
+        causal = not past
+        if past:
+            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+        if past is not None:
+            past[:] = key, value
         # No dropout of attention weights: with it, torch would use other CPU kernels, with other dtypes.
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
         answer: Tensor = self.outward(seen.transpose(1, 2).flatten(2))
         return answer
 
@@ -50,9 +59,9 @@ class Block(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, given: Tensor, past: list[Tensor] | None = None) -> Tensor:
         """Add the outputs of attention and MLP to the vectors of positions, ``[N, T, width]`` in and out."""
-        given = given + self.dropout(self.attention(self.attention_norm(given)))
+        given = given + self.dropout(self.attention(self.attention_norm(given), past))
         answer: Tensor = given + self.dropout(self.narrow(F.gelu(self.wide(self.wide_norm(given)))))
         return answer
 
@@ -104,6 +113,19 @@ class TransformerLanguageModel(nn.Module):
         given = self.dropout(self.embedding(tokens) + self.positions(places))
         logits: Tensor = self.decoder(self.norm(self.blocks(given)))
         return logits
+
+    def next_logits(self, tokens: Tensor, state: list[list[Tensor]] | None) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return logits of the token after ``tokens``, ``[N, V]``, and the state for the next call, with one token.
+
+        The state has the keys and values of each block. The token that begins a text is the first of a None state.
+        """
+        state = state or [[] for _ in self.blocks]
+        begin = state[0][0].shape[2] if state[0] else 0
+        places = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
+        given = self.dropout(self.embedding(tokens) + self.positions(places))
+        for block, past in zip(self.blocks, state, strict=True):
+            given = block(given, past)
+        return self.decoder(self.norm(given[:, -1])), state
 
 
 def _draw_weights(module: nn.Module) -> None:
