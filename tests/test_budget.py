@@ -18,7 +18,7 @@ BUDGET = {
     "cli": (2_900, "commands, help, completion, messages, the display of a run"),
     "config": (2_500, "Hydra's words, checked, with the nearest name of every mistake"),
     "engine": (
-        4_800,
+        4_850,
         "the step, the loop, evaluation, resumable state, rehearsal, which tensor overflowed, memory by use, which updates are lost",
     ),
     "integrations": (
@@ -35,7 +35,7 @@ BUDGET = {
     "parallel": (1_200, "DDP and FSDP2, torchrun, equal bits"),
     "precision": (800, "precision modes, keep_fp32, what a GPU supports"),
     "report": (2_700, "a run's page, its figures, the list of runs, and what notebooks show of them"),
-    "run": (2_300, "start, resume, evaluation, prediction, export; parts of a run, with all refusals at once"),
+    "run": (2_350, "start, resume, evaluation, prediction, export; parts of a run, with all refusals at once"),
     "runlog": (2_400, "records, checkpoints and their readers, safe against any file; events in words"),
     "scaler": (600, "loss scalers and the constants of other frameworks"),
     "schedule": (400, "learning rates"),
@@ -45,7 +45,7 @@ BUDGET = {
     ),
     "system": (1_500, "errors, devices, masking of secrets, safe files"),
     "workloads": (
-        9_200,
+        9_300,
         "nine kinds of training with their data sets and published models; tensors and tables of any kind",
     ),
 }
