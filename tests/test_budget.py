@@ -12,7 +12,7 @@ from tests.measure import ROOT, lines_of
 #: Code lines (no docstrings, comments or blank lines) by package, in hundreds rounded up, and what they are for.
 BUDGET = {
     "api": (
-        600,
+        650,
         "train, resume, evaluate, predict, export, open_run and runs from Python, with its models, data and tasks",
     ),
     "cli": (2_900, "commands, help, completion, messages, the display of a run"),
