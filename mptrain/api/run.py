@@ -81,7 +81,8 @@ def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments,
                     for problem in error.problems
                 )
                 hints = [problem.hint for problem in error.problems]
-            for note in dict.fromkeys(f"hint: {hint}" for hint in (*hints, error.hint) if hint):
+            hints = [hint for hint in dict.fromkeys((*hints, error.hint)) if hint and hint not in error.hint[:-1]]
+            for note in (f"hint: {hint}" for hint in hints):
                 if note not in getattr(error, "__notes__", ()) and hasattr(error, "add_note"):  # from Python 3.11 on
                     error.add_note(note)
             raise
@@ -315,6 +316,7 @@ class Run(run_reader.Run):
             )
         return open_run(self.paths.root).with_parts(run.given)
 
+    @in_python
     def plot(self, *names: str, learner: str | None = None) -> Drawing:
         """Return a figure of quantities over the steps, one below the other: ``loss`` and ``loss_scale`` by default.
 

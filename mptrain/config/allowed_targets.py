@@ -70,7 +70,7 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
     if path.startswith("__main__.") or "<" in path:  # no file of a package has it
         raise ConfigError(
             f"{path} is in a Python program, which alone has it",
-            "call mptrain.open_run(RUN, model=...) there, and then resume(), evaluate(), predict() or export()",
+            "give it there: mptrain.open_run(RUN, model=...), and task=... and data=... if they were given too",
         )
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):

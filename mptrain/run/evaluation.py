@@ -132,7 +132,9 @@ def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:
                 if answer["class"] is None:
                     not_finite += 1
                     continue
-                predicted = numbers[answer["class"]]
+                if (predicted := numbers.get(answer["class"], -1)) < 0:
+                    what = f"the network says class {answer['class']}, and the data have {len(names)} classes"
+                    raise UsageError(what, "give its last layer num_classes outputs, and train it again")
                 confusion[true, predicted] += 1
                 if predicted != true and index >= 0:
                     wrong.append((answer["probability"], index, true, predicted))

@@ -103,7 +103,9 @@ def export_network(
             ):
                 if _distance(first, other) > TOLERANCE * float(first.abs().max()):
                     raise ValueError("its answers to the same input differ: it draws random numbers, or keeps a state")
-            program = _program(network, example, fixed="image_size" in parts.dataset.facts())
+            program = _program(
+                network, example, fixed=bool({"image_size", "input_shape"} & parts.dataset.facts().keys())
+            )
         with _refusing(f"{name} cannot be written as {form}"):
             content = _content(program, form, facts)
         with _refusing(f"{name} was exported, and its file cannot be run"):

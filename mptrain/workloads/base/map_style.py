@@ -61,7 +61,7 @@ def parts_by_name(made: Any, is_one: Callable[[Any], bool]) -> dict[str, Any]:
             raise DataError(f"data has the part {odd[0]!r}", f"parts are {', '.join(_PARTS)}")
     elif isinstance(made, Sequence):
         if len(made) > len(_PARTS):
-            hint = f"parts are {', '.join(_PARTS)}, in this order, each a pair: ((x_train, y_train), (x_test, y_test))"
+            hint = f"parts are {', '.join(_PARTS)}, in this order, each a pair: ((x_train, y_train), (x_val, y_val))"
             raise DataError(f"data has {len(made)} parts", hint)
         parts = dict(zip(_PARTS, made, strict=False))
     else:

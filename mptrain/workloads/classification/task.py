@@ -103,7 +103,7 @@ class Classify(OneNetworkTask):
         output = model(batch.inputs)
         logits = (output[0] if isinstance(output, tuple) else output).float()
         values, indices = (part.tolist() for part in logits.softmax(1).topk(min(5, logits.shape[1]), dim=1))
-        names = self.class_names or tuple(map(str, range(self.num_classes)))
+        names = (*self.class_names, *map(str, range(len(self.class_names), logits.shape[1])))  # of more outputs too
         answers: list[dict[str, Any]] = []
         for shares, classes in zip(values, indices, strict=True):
             if not math.isfinite(shares[0]):
