@@ -169,7 +169,7 @@ def test_more_outputs_than_classes_are_answered_by_number_and_have_no_matrix():
     x, y = torch.randn(64, 12), torch.arange(64) % 2
     run = mptrain.train("train.epochs=1", "threads=1", model=torch.nn.Linear(12, 50), data=((x, y), (x, y)), show=False)
     assert {answer["class"] for answer in run.predict(x)} <= {str(number) for number in range(50)}
-    with pytest.raises(UsageError, match="the network says class .*, and the data have 2 classes"):
+    with pytest.raises(UsageError, match=r"the network says class .*, and the data have 2 classes"):
         run.confusion()
     with pytest.raises(UsageError, match="steps have no acc"):
         run.plot("acc")
