@@ -318,8 +318,10 @@ def _values(values: list[Any]) -> str:
 def trained_on(known: frozenset[bytes], parts: Parts) -> tuple[str, ...]:
     """Return a sentence for each split with samples among those, by their digests, that the weights were trained on."""
     held = {name: digests_of(loader) for name, loader in parts.loaders.items() if name != "train"}
-    if (not known and any(held.values())) or (known and held and not any(held.values())):
-        return ("it is not on record which samples the weights were trained on, or which are evaluated",)
+    if not known and any(held.values()):
+        return ("it is not on record which samples the weights were trained on",)
+    if known and held and not any(held.values()):
+        return ("it was not looked at whether these samples were trained on: they have no digests",)
     counts = {name: sum(digest in known for digest in digests) for name, digests in held.items()}
     return tuple(
         f"{count:,} of {len(held[name]):,} {name} samples were trained on" for name, count in counts.items() if count
