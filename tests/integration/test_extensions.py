@@ -126,14 +126,14 @@ FILES = {
         # One linear layer, with its task and data.
         defaults:
           - override /task: regress
-          - override /dataset: table
+          - override /dataset: columns
           - _self_
         model:
           _target_: theirs.net.Line
           defaults: {lr: {sgd: 0.01}}
         """,
     "conf/task/regress.yaml": "# Regression.\n_target_: theirs.regression.Regress\n",
-    "conf/dataset/table.yaml": "# Rows of numbers.\n_target_: theirs.data.Table\nfeatures: 4   # columns\n",
+    "conf/dataset/columns.yaml": "# Rows of numbers.\n_target_: theirs.data.Table\nfeatures: 4   # columns\n",
 }
 
 
