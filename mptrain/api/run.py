@@ -378,8 +378,10 @@ class Run(run_reader.Run):
     def warnings(self) -> tuple[str, ...]:
         """Warnings of the run, each sentence once, also if it printed nothing."""
         events = [event for event in self.events() if event["event"] in ("warning", "resume")]
-        said = ([event["message"]] if event["event"] == "warning" else event.get("warnings", ()) for event in events)
-        return tuple(dict.fromkeys(sentence for some in said for sentence in some))
+        messages = (
+            [event["message"]] if event["event"] == "warning" else event.get("warnings", ()) for event in events
+        )
+        return tuple(dict.fromkeys(sentence for some in messages for sentence in some))
 
     def __repr__(self) -> str:
         return f"<mptrain run {self.paths.root}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
@@ -395,7 +397,7 @@ class Run(run_reader.Run):
         metric = self.summary.get("metric_name")
         facts = [("status", self.state.status), ("steps", "" if steps is None else f"{steps:,}")]
         facts += [(metric, number(self.summary.get("metric")))] if metric else []
-        facts += [("warnings", str(len(said)))] if (said := self.warnings) else []
+        facts += [("warnings", str(len(warned)))] if (warned := self.warnings) else []
         return [(name, value) for name, value in facts if value]
 
 

@@ -511,8 +511,8 @@ def _explained(parts: Parts, trail: ModuleTrail, batch: Batch) -> Iterator[None]
 
 def _kinds(batch: Batch) -> str:
     kinds = {"inputs": batch.inputs, "targets": batch.targets}
-    said = (f"{name} {str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for name, one in kinds.items())
-    return " and ".join(said)
+    texts = (f"{name} {str(kind.dtype).removeprefix('torch.')} {list(kind.shape)}" for name, kind in kinds.items())
+    return " and ".join(texts)
 
 
 def _channels_last(inputs: torch.Tensor) -> str:

@@ -54,7 +54,7 @@ class Winners(Chooses):
     def forward(self, given):
         scores = self.lift(given) @ self.table.T
         kept = torch.where(scores >= scores.kthvalue(36, 1, keepdim=True).values, scores, 0)
-        return self.out(given + (kept / 8 + F.gumbel_softmax(scores, hard=True)) @ self.table)
+        return self.out(given + (kept / 32 + F.gumbel_softmax(scores, hard=True)) @ self.table)
 
 
 class Energies(Chooses):
@@ -117,8 +117,7 @@ FAULTY = (Energies, Saturated, Expanded, Active, Later, Gaps)
 @pytest.mark.parametrize(("make", "precision"), [*((make, "fp16_dynamic") for make in SOUND), (Experts, "bf16")])
 def test_choice_at_near_ties_is_no_fault(make, precision, words_of):
     config = compose(words_of(make, f"precision={precision}"))
-    # Near the end of the range after a hundred steps of training, which differ between CPUs: that is another matter.
-    assert {one.kind for one in check_scaling(config, lambda _: None).findings} <= {"headroom"}
+    assert not check_scaling(config, lambda _: None).findings
     found = diagnose_config(config).examination
     assert (found.cause, found.also) == ("none", ()), found.verdict
 

@@ -52,7 +52,7 @@ class RangeTest(Shown):
     def blocks(self) -> tuple[Plots, Facts, Bullets]:
         tried = f"{len(self.rates):,} updates, from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
         explodes = f"{self.explodes:.2g}" if self.explodes is not None else "at no rate that was tried"
-        found = facts(
+        rates = facts(
             ("suggested", f"{self.suggested:g}, a tenth of that of the lowest loss"),
             ("lowest loss", f"at {self.lowest:.2g}: {number(min(self.means[_BEGIN:]))}, moving mean"),
             ("falls fastest", f"at {self.steepest:.2g}"),
@@ -63,7 +63,7 @@ class RangeTest(Shown):
         falling = ("The loss was still falling at the highest rate tried: raise schedule.last.",) if cut else ()
         worth = "A range test shows at which rates training begins and breaks soon, not which is best in the end."
         figure = Plot("range-test", "Loss while the learning rate rises, update by update.", self.plot().svg)
-        return Plots((figure,)), found, Bullets((*falling, worth))
+        return Plots((figure,)), rates, Bullets((*falling, worth))
 
     def plot(self) -> plotting.Drawing:
         """Return the figure: the loss over the learning rate, and the rate that is suggested."""
@@ -136,5 +136,5 @@ def range_test_page(title: str, range_test: RangeTest, command: str) -> Page:
 
 def result_blocks(range_test: RangeTest, command: str) -> list[Block]:
     """Return the rates that were found, what they are worth, and the command that trains with the suggested one."""
-    _, found, worth = range_test.blocks()
-    return [found, Code(command, "sh"), worth]
+    _, rates, worth = range_test.blocks()
+    return [rates, Code(command, "sh"), worth]

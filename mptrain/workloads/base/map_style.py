@@ -332,8 +332,8 @@ def target_facts(targets: Tensor, names: Sequence[str]) -> tuple[dict[str, Any],
     same = [name for name, column in zip(names, columns, strict=True) if (column == column[0]).all()]
     coarse = [name for name, *at in zip(names, mean, std, strict=True) if abs(at[0]) > MOST_MEAN * at[1]]
     odd = {"constant": same, "too coarse: subtract their mean": [name for name in coarse if name not in same]}
-    said = "in float32 the training targets of output {} are {}".format
-    warned = tuple(said(listed(some, 5), what) for what, some in odd.items() if some)
+    sentence = "in float32 the training targets of output {} are {}".format
+    warned = tuple(sentence(listed(some, 5), what) for what, some in odd.items() if some)
     return {"target_mean": mean, "target_std": std}, warned
 
 
@@ -432,16 +432,16 @@ class MapDataset(PreparedTensors, SplitDataset[MapSplit]):
             raise DataError(f"output_names are {what}, for {count} outputs", "name each output, the same in all parts")
         names = self.class_names if labels and len(self.class_names) == count else tuple(map(str, range(count)))
         names = next(iter(given), names)
-        found, warned = target_facts(targets, names)
+        statistics_of_targets, warned = target_facts(targets, names)
         self.warnings += warned
         if (looked := len(targets)) < len(split):
             what = f"the facts of the targets are from {looked:,} of {len(split):,} training samples, evenly spaced"
             self.warnings += (f"{what}: the others were not looked at",)
         facts: dict[str, Any] = {"num_outputs": count, "output_names": names}
         if floats:
-            facts |= found
+            facts |= statistics_of_targets
         if labels:
-            facts["label_counts"] = tuple(round(mean * len(split)) for mean in found["target_mean"])
+            facts["label_counts"] = tuple(round(mean * len(split)) for mean in statistics_of_targets["target_mean"])
         return facts
 
     @property

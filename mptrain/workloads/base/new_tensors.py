@@ -21,13 +21,13 @@ from mptrain.workloads.base.new_inputs import NewInputs
 MADE_UP = 8
 
 
-class Given(str):
+class NamedValue(str):
     """Name of an input in messages, such as ``input 3``, which carries its value; a text of the user carries none."""
 
     value: Any = None
 
 
-class _MadeUp(Given):
+class _MadeUp(NamedValue):
     """Number of a sample, from which it is drawn when it is read: only exports read any."""
 
 
@@ -47,13 +47,13 @@ class NewTensors(PreparedTensors, NewInputs):
         self.train = self.split([_MadeUp(number) for number in range(MADE_UP)])  # which an export is checked with
 
     @override
-    def inputs_in(self, given: Any) -> Iterator[Given]:
+    def inputs_in(self, given: Any) -> Iterator[NamedValue]:
         """Yield inputs for `split`: one sample, those of a batch ``[N, *input_shape]``, or those of any iterable."""
         if hasattr(given, "__array__"):
             given = tensor_of("the inputs", given)
             given = given[None] if given.dim() == self._zeros.dim() else given
         for number, value in enumerate([given] if isinstance(given, str | Path) else given):
-            named = Given(f"input {number}")
+            named = NamedValue(f"input {number}")
             named.value = value
             yield named
 
@@ -66,7 +66,7 @@ class NewTensors(PreparedTensors, NewInputs):
             draws, shape, dtype = torch.Generator().manual_seed(int(given)), self._zeros.shape, self._zeros.dtype
             normal, whole = torch.randn(shape, generator=draws), torch.randint(self._most + 1, shape, generator=draws)
             return (normal if dtype.is_floating_point else whole).to(dtype)
-        if not isinstance(given, Given) or isinstance(given.value, str | Path):
+        if not isinstance(given, NamedValue) or isinstance(given.value, str | Path):
             raise ValueError("it is a text, and the network takes tensors")
         tensor = tensor_of("its values", given.value)
         alike = tensor.is_floating_point() == self._zeros.is_floating_point() and tensor.dtype != torch.bool

@@ -146,8 +146,8 @@ class MultiLabel(OutputsTask):
         """
         if np.isnan(outputs).any():
             return {"macro_f1": math.nan, "map": math.nan}
-        said, positives = outputs >= 0, targets.sum(0)
-        f1 = 2 * (said * targets).sum(0) / np.maximum(said.sum(0) + positives, 1)
+        predicted, positives = outputs >= 0, targets.sum(0)
+        f1 = 2 * (predicted * targets).sum(0) / np.maximum(predicted.sum(0) + positives, 1)
         precision = average_precision(outputs[:, positives > 0], targets[:, positives > 0])
         return {"macro_f1": float(f1.mean()), "map": float(precision.mean()) if len(precision) else math.nan}
 

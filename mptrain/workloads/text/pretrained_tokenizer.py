@@ -90,8 +90,8 @@ class Tokenizer:
         except Exception as error:  # each tokenizer has errors of its own
             missing = "is no folder, and not in the cache of the Hugging Face hub" if here else "cannot be downloaded"
             why = "cannot be read" if Path(source).is_dir() else missing
-            said = " ".join(str(error).split())[:200]
-            raise DataError(f"dataset.tokenizer={name} {why}: {type(error).__name__}: {said}", _HINT) from error
+            message = " ".join(str(error).split())[:200]
+            raise DataError(f"dataset.tokenizer={name} {why}: {type(error).__name__}: {message}", _HINT) from error
         numbers = [loaded.pad_token_id, loaded.unk_token_id, loaded.bos_token_id, loaded.eos_token_id]
         more = [type(loaded).__name__, numbers, getattr(loaded, "clean_up_tokenization_spaces", None)]
         whole = json.dumps([*more, json.loads(loaded.backend_tokenizer.to_str())], sort_keys=True)

@@ -277,14 +277,14 @@ def fit(encoding: Encoding, inputs: Mapping[str, Cells], targets: Tensor) -> tup
             columns.append(column | {"mean": mean, "std": std, "indicator": None in names})
     if not columns:
         raise DataError("no column differs between training rows", "the inputs need one")
-    found, warned = target_facts(targets, encoding["targets"])
+    statistics_of_targets, warned = target_facts(targets, encoding["targets"])
     outputs = {"num_outputs": len(encoding["targets"]), "output_names": encoding["targets"]}
     if encoding["target_kind"] == "classes":
         outputs = encoding["outputs"] | {"num_outputs": encoding["outputs"]["num_classes"]}
     elif encoding["target_kind"] == "labels":
         outputs["label_counts"] = targets.long().sum(0).tolist()
     else:
-        outputs |= {name: list(fact) for name, fact in found.items()}
+        outputs |= {name: list(fact) for name, fact in statistics_of_targets.items()}
     return encoding | {"columns": columns, "outputs": outputs}, warned
 
 
