@@ -14,7 +14,7 @@ from mptrain.system.errors import EnvironmentRefused
 
 #: Shelves by name, each with its package and the commands that it brings.
 SHELVES = {
-    "lab": ("mptrain.lab", ("recommend", "diagnose", "replay", "find", "doctor")),
+    "lab": ("mptrain.lab", ("recommend", "diagnose", "replay", "find", "doctor", "formats")),
     "study": ("mptrain.study", ("compare", "reproduce")),
     "integrations": ("mptrain.integrations", ()),
 }
@@ -26,6 +26,7 @@ FUNCTIONS = {
     "diagnose": "mptrain.lab.other_loop",
     "doctor": "mptrain.lab.other_loop",
     "find_lr": "mptrain.lab.range_test",
+    "formats": "mptrain.lab.formats.examine",
     "open_run": "mptrain.api.run",
     "recommend": "mptrain.lab.pages.loss_scale_pages",
     "runs": "mptrain.api.run",
@@ -39,7 +40,7 @@ MODULES = ("optimizer",)
 #: Commands, in the order of the help.
 COMMANDS = (
     "train", "compare", "resume", "eval", "predict", "export", "runs", "report", "recommend", "diagnose", "replay",
-    "find", "reproduce", "list", "copy", "doctor", "completion", "help",
+    "find", "reproduce", "list", "copy", "doctor", "formats", "completion", "help",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from mptrain.report.run_blocks import scale_words
 from mptrain.runlog.diagnosis_file import Examination, Fix
 
 if TYPE_CHECKING:
+    from mptrain.lab.formats.report import FormatsReport
     from mptrain.lab.pages.loss_scale_pages import Recommendation
 
 
@@ -245,3 +246,109 @@ class DoctorAnswer(Answer):
     def checked(cls, report: object, verdict: str, classes: dict[str, list[int]], model: Model | None = None) -> Self:
         """Return the data of a checked data set (`mptrain.lab.doctor.data_check.DataReport`), and of a model."""
         return cls(data=DataSet.of(report, verdict=verdict, classes=classes), model=model)
+
+
+class FormatErrors(Data):
+    """Errors of one step's gradients in a number format.
+
+    Attributes:
+        name: Name of the format.
+        error: Mean relative error of the parameters' gradients, weighted by their elements, from 0 to 2.
+        by_norm: Relative error of all gradients together; null if one is not finite.
+        zeros: Share of the elements that became zero.
+        loss_scale: Loss scale; 1 for none.
+        parameters: Relative error by parameter, from 0 to 2.
+    """
+
+    name: str
+    error: float
+    by_norm: float | None
+    zeros: float
+    loss_scale: float
+    parameters: dict[str, float]
+
+
+class KeptLayers(Data):
+    """Layers to keep in FP32 with a number format.
+
+    Attributes:
+        modules: Names of the modules, the most effective first; empty if none within the budget helps.
+        share: Their share of the products' FLOPs.
+        error: Error of the gradients with them in FP32; null without any.
+    """
+
+    modules: tuple[str, ...]
+    share: float
+    error: float | None
+
+
+class FormatsStep(Data):
+    """Number formats at a step.
+
+    Attributes:
+        step: Number of the step, from 1.
+        samples: Number of samples in its batch.
+        judged: Share of the products' FLOPs that was in a format.
+        not_judged: FLOPs of the other products, by operator and module.
+        unknown: Calls of operators whose FLOPs are not known, by operator and module.
+        parameters: Number of parameters that were compared.
+        nothing: Parameters that were not, because their gradients are zero but for rounding in FP32.
+        formats: Errors in each format.
+        keep: Layers to keep in FP32, by format; empty without ``--keep``.
+    """
+
+    step: int
+    samples: int
+    judged: float
+    not_judged: dict[str, int]
+    unknown: dict[str, int]
+    parameters: int
+    nothing: tuple[str, ...]
+    formats: tuple[FormatErrors, ...]
+    keep: dict[str, KeptLayers]
+
+
+class FormatsAnswer(Answer):
+    """Object that ``mptrain formats --json`` prints.
+
+    Attributes:
+        subject: Name of the network.
+        result: The result in sentences; the first one says how much was looked at if that is little.
+        verdicts: Verdict by format, from the last step.
+        steps: The steps that were looked at.
+        notes: What limits the result, one sentence each.
+        html: Path of the page; empty if none was written.
+    """
+
+    SCHEMA = "mptrain.formats/1"
+    subject: str
+    result: tuple[str, ...]
+    verdicts: dict[str, str]
+    steps: tuple[FormatsStep, ...]
+    notes: tuple[str, ...]
+    html: str
+
+    @classmethod
+    def reported(cls, report: FormatsReport, html: str) -> Self:
+        """Return the data of a report."""
+        steps = []
+        for step in report.steps:
+            keep = {
+                name: KeptLayers(
+                    modules=kept.modules, share=kept.share, error=kept.errors[-1].error if kept.errors else None
+                )
+                for name, kept in step.keep.items()
+            }
+            formats = [
+                FormatErrors.of(errors, by_norm=errors.by_norm if errors.finite else None) for errors in step.formats
+            ]
+            of = step.coverage
+            steps.append(
+                FormatsStep.of(
+                    step, judged=of.judged, not_judged=of.others, unknown=of.unknown, formats=formats, keep=keep
+                )
+            )
+        verdicts = {errors.name: report.verdict(errors.name) for errors in report.last.formats}
+        return cls.of(
+            report, result=report.sentences(), verdicts=verdicts, steps=steps, notes=report.notes(), html=html
+        )

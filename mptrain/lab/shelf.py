@@ -16,6 +16,7 @@ from mptrain.cli.command import (
     Outcome,
     Usage,
     command,
+    number_from_zero,
     whole_number,
 )
 
@@ -115,6 +116,49 @@ def _find(arguments: Namespace) -> int:
     from mptrain.lab.commands.find import find_rate
 
     return find_rate(arguments)
+
+
+def _steps(text: str) -> list[int]:
+    """Read numbers of steps, ascending, as the value of an option."""
+    steps = [whole_number(10**12)(part) for part in text.split(",")]
+    if sorted(set(steps)) != steps:
+        raise ValueError("must be ascending numbers of steps")
+    return steps
+
+
+def _percent(text: str) -> float:
+    """Read a percentage, as the value of an option."""
+    if not (percent := number_from_zero(text)) <= 100:
+        raise ValueError("must be at most 100")
+    return percent
+
+
+@command(
+    "show which number formats (FP16, BF16, FP8, MXFP8, FP4) a model's products can be trained in",
+    RUN,
+    OVERRIDES,
+    also=[Usage("the same for a step of a new configuration", (CONFIGURATION,))],
+    options=(
+        Option("--at", "steps of a new configuration to look at (default: 21)", "N,N", read=_steps),
+        Option("--formats", "formats to look at (default: all usual ones)", "NAME,NAME"),
+        Option("--keep", "find layers to keep in FP32, up to so many per cent of the FLOPs", "PERCENT", read=_percent),
+        Option("--out", "write the page and filters for torchao to a folder", "FOLDER"),
+        JSON,
+        *FOLDERS,
+    ),
+)
+def _formats(arguments: Namespace) -> Outcome:
+    """Computes one step with the products of all layers in each format, emulated on any device, without an update.
+
+    It compares the gradients with those in FP32 and says which formats are safe, which lose too much, and with --keep
+    which layers must stay in FP32. A RUN is looked at after its last checkpoint, and the page is written to formats/ in
+    its folder, with filters for torchao. KEY=VALUE without RUN trains a new configuration in memory first, because
+    gradients of the first steps mislead. One step is no training: docs/formats.md has what networks with such errors
+    lost.
+    """
+    from mptrain.lab.commands.formats import formats
+
+    return formats(arguments)
 
 
 @command(

@@ -17,6 +17,7 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors as flatten_dense_tensors
 from torch._utils import _unflatten_dense_tensors as unflatten_dense_tensors
 from torch.autograd.graph import _engine_run_backward as run_backward
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,11 +76,13 @@ __all__ = [
     "sequence_number",
     "set_group_timeout",
     "skips_on_device",
+    "split_rnn",
     "storage_key",
     "tree_leaves",
     "tree_map",
     "unflatten_dense_tensors",
     "untraced",
+    "weak_reference",
     "weights_only_unpickler",
     "written_tensors",
 ]
@@ -319,6 +322,35 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     """
     key: int = storage._cdata
     return key
+
+
+def weak_reference(storage: torch.UntypedStorage) -> Any:
+    """Return a weak reference to a storage; while it lives, `storage_key` is that of no other storage."""
+    return StorageWeakRef(storage)
+
+
+@contextlib.contextmanager
+def split_rnn(module: nn.RNNBase) -> Iterator[None]:
+    """Run a recurrent layer as single products instead of one operator of oneDNN or cuDNN, until the context ends."""
+    before: list[tuple[bool, bool]] = []
+
+    def split(*_: Any) -> None:
+        before.append((torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()))
+        torch._C._set_mkldnn_enabled(False)
+        torch._C._set_cudnn_enabled(False)
+
+    def restore(*_: Any) -> None:
+        if before:
+            mkldnn, cudnn = before.pop()
+            torch._C._set_mkldnn_enabled(mkldnn)
+            torch._C._set_cudnn_enabled(cudnn)
+
+    hooks = module.register_forward_pre_hook(split), module.register_forward_hook(restore, always_call=True)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

@@ -114,7 +114,7 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
     refuses the configuration since the step computes in other dtypes than the mode means.
     """
     parts, options = build(config)
-    moment = _moment(config, parts, options, None, step)
+    moment = step_to_repeat(config, parts, options, None, step)
     try:
         rehearse(parts, parts.prepare(moment.batch))
     except PromiseBroken:  # training refuses it too
@@ -189,7 +189,7 @@ def _numbered_step(directory: RunDirectory, config: Config, step: int | None) ->
     more = wanted - 1 - before
     trained = f", and {more:,} step{'s' if more > 1 else ''} trained in memory" if more else ""
     state = with_fp32_values(config, loaded.state) if loaded else None
-    saved_step = _moment(config, parts, options, state, wanted)
+    saved_step = step_to_repeat(config, parts, options, state, wanted)
     skipped = [f"{reason}; using the checkpoint before it" for reason in loaded.skipped] if loaded else []
     remarks = (f"step {wanted:,}, from {begins}{trained}", *skipped)
     remarks += _unexpected(directory, config.extensions.allow) if step is None else ()
@@ -292,10 +292,31 @@ def _unexpected(directory: RunDirectory, packages: Sequence[str]) -> tuple[str, 
     return (f"{which} {listed([str(step) for step in steps])} overflowed unexpectedly; to examine the first: {line}",)
 
 
-def _moment(config: Config, parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep:
+def step_of_run(run: str, overrides: Sequence[str] = ()) -> tuple[Config, SavedStep]:
+    """Return a run's configuration with overrides, and the state before the step after its last checkpoint.
+
+    Raises:
+        MptrainError: The data, the device or a required checkpoint is missing.
+    """
+    directory = find_run(run)
+    config = reload(directory.read_config(), overrides)
+    return config, _numbered_step(directory, config, None).saved_step
+
+
+def step_to_repeat(
+    config: Config, parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int
+) -> SavedStep:
+    """Return the state before a step, from 1, up to which new parts are trained in memory.
+
+    ``state`` is a snapshot from before that step; None starts from the parts as built.
+
+    Raises:
+        ConfigError: Training ends before that step.
+        StorageError: The data has no usable sample.
+    """
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
     if step > max(planned, 1) and (state is None or step - 1 != state["progress"]["step"]):
-        raise ConfigError(f"--step {step}: training ends at step {planned:,}", f"write at most --step {planned}")
+        raise ConfigError(f"step {step:,}: training ends at step {planned:,}", f"name a step up to {planned}")
     saved_step = saved_step_at(parts, options, state, step)
     if saved_step is None:
         raise StorageError(f"there is no batch for step {step}", "the data set has no usable sample")

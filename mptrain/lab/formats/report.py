@@ -1,0 +1,225 @@
+"""What the looks at a network's steps say of each number format: a verdict, the layers to keep in FP32, and for whom.
+
+The verdicts follow from the error of the gradients alone, by bands that cover all values. What networks with such
+errors lost in training is measured and described in docs/formats.md; an error between the bands' ends decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+from typing_extensions import override
+
+from mptrain.lab.formats.layers import KeptLayers
+from mptrain.lab.formats.look import Coverage, FormatErrors
+from mptrain.numerics.quantization import RULES
+from mptrain.report.notebook import Shown
+from mptrain.report.page import Block, Bullets, Cell, Table, Text, Tone
+from mptrain.system.errors import UsageError, did_you_mean
+from mptrain.system.words import listed, percent, scale_in_words
+
+
+class Band(NamedTuple):
+    """Range of errors of gradients, up to ``most``, and the verdict on a format with such an error."""
+
+    most: float
+    verdict: str
+    tone: Tone
+
+
+#: Bands of the error (`FormatErrors.error`), ascending; the last one has no end.
+BANDS = (
+    Band(0.13, "no damage expected", "good"),
+    Band(0.30, "little or no damage expected", ""),
+    Band(0.60, "damage expected", "warn"),
+    Band(math.inf, "large damage expected", "bad"),
+)
+
+#: Share of the FLOPs below which the first sentence says how little was looked at.
+MOST_JUDGED = 0.9
+
+#: Layers with the largest errors in the table, and other products that are named.
+ROWS, NAMED = 12, 4
+
+
+def band_of(errors: FormatErrors) -> Band:
+    """Return the band of a format's error; the last one if a gradient is not finite."""
+    return next((band for band in BANDS if errors.finite and errors.error <= band.most), BANDS[-1])
+
+
+@dataclass(frozen=True)
+class StepFormats:
+    """Formats at one step.
+
+    Attributes:
+        step: Number of the step, from 1.
+        samples: Number of samples in its batch.
+        parameters: Number of parameters that were compared.
+        nothing: Parameters whose gradients are zero but for rounding in FP32, and were not compared.
+        coverage: Products of the step, and the share of their FLOPs that was in a format.
+        formats: Errors in each format.
+        keep: Layers to keep in FP32, by format; formats that need none are left out.
+    """
+
+    step: int
+    samples: int
+    parameters: int
+    nothing: tuple[str, ...]
+    coverage: Coverage
+    formats: tuple[FormatErrors, ...]
+    keep: Mapping[str, KeptLayers]
+
+
+@dataclass(frozen=True, repr=False)
+class FormatsReport(Shown):
+    """Result of `mptrain.formats`: number formats for the products of a network; ``print`` and notebooks show it.
+
+    Attributes:
+        subject: Name of the network.
+        steps: The steps that were looked at; the verdicts are those of the last one.
+        shared: Other names of modules that share a layer's weight, by name of the layer.
+    """
+
+    subject: str
+    steps: tuple[StepFormats, ...]
+    shared: Mapping[str, tuple[str, ...]]
+
+    @property
+    def last(self) -> StepFormats:
+        """The last step that was looked at."""
+        return self.steps[-1]
+
+    def verdict(self, name: str) -> str:
+        """Return the verdict on a format in words; UsageError if it was not looked at."""
+        return band_of(self._errors(name)).verdict
+
+    def keep(self, name: str) -> tuple[str, ...]:
+        """Return the qualified names of the modules to keep in FP32 or BF16 for a format; empty for none."""
+        self._errors(name)
+        return self.last.keep[name].modules if name in self.last.keep else ()
+
+    def filter(self, name: str) -> LinearFilter:
+        """Return a filter for torchao: whether a linear layer, by its qualified name, is to be in a format.
+
+        It is the ``filter_fn`` of ``torchao.quantization.quantize_`` and the ``module_filter_fn`` of
+        ``torchao.float8.convert_to_float8_training``.
+        """
+        return LinearFilter(frozenset(each for kept in self.keep(name) for each in (kept, *self.shared.get(kept, ()))))
+
+    def _errors(self, name: str) -> FormatErrors:
+        errors = next((errors for errors in self.last.formats if errors.name == name), None)
+        if errors is None:
+            known = [errors.name for errors in self.last.formats]
+            raise UsageError(f"{name} was not looked at", did_you_mean(name, known) or f"it was: {', '.join(known)}")
+        return errors
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values for JSON."""
+        verdicts = {errors.name: self.verdict(errors.name) for errors in self.last.formats}
+        return {"subject": self.subject, "verdicts": verdicts, "steps": [asdict(step) for step in self.steps]}
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the result in sentences; the first one says how much was looked at if that is little."""
+        last = self.last
+        groups = {band.verdict: [errors.name for errors in last.formats if band_of(errors) == band] for band in BANDS}
+        named = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in groups.items() if names)
+        result = f"{self.subject} at step {last.step:,}: {named}"
+        judged = last.coverage.judged
+        if judged >= MOST_JUDGED:
+            return (result,)
+        return (f"only {percent(judged)} of the products' FLOPs were looked at: the rest has no parameter", result)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what limits the result, one sentence each."""
+        last, number = self.last, len(self.steps)
+        others = sorted(last.coverage.others.items(), key=lambda item: -item[1])
+        nothing = [name for name, count in last.coverage.unknown.items() if count]
+        sentences = [
+            f"emulated: {'one step' if number == 1 else f'{number} steps'} of {last.samples} samples each, on operands "
+            "rounded to the format and multiplied in FP32; it tells the error, not the speed or memory of a GPU, and "
+            "says nothing of later steps",
+            f"{percent(last.coverage.judged)} of the products' FLOPs were in a format"
+            + (f"; not: {listed([name for name, _ in others], NAMED)}" if others else ""),
+            f"of unknown size, and in no format: {listed(nothing, NAMED)}" if nothing else "",
+            f"not compared, because zero but for rounding in FP32: {listed(last.nothing, NAMED)}"
+            if last.nothing
+            else "",
+        ]
+        return tuple(filter(None, sentences))
+
+    @override
+    def blocks(self) -> Sequence[Block]:
+        first, *more = self.sentences()
+        layers = self.layers()
+        return (
+            Text(first, "warn" if more else ""),
+            *map(Text, more),
+            self.table(),
+            *((layers,) if layers is not None else ()),
+            Bullets(self.notes()),
+        )
+
+    def table(self) -> Table:
+        """Return a table of the formats, with the error at each step that was looked at."""
+        rows = []
+        for at, errors in enumerate(self.last.formats):
+            band = band_of(errors)
+            worst = max(errors.parameters, key=lambda name: errors.parameters[name], default="")
+            history = [shown(step.formats[at]) for step in self.steps]
+            rows.append(
+                (
+                    Cell(errors.name),
+                    *(Cell(text) for text in history[:-1]),
+                    Cell(history[-1], band.tone),
+                    Cell(percent(errors.zeros)),
+                    Cell(scale_in_words(errors.loss_scale) if errors.loss_scale != 1 else ""),
+                    Cell(f"{worst} ({percent(errors.parameters[worst])})" if worst else ""),
+                    Cell(band.verdict, band.tone),
+                )
+            )
+        steps = [f"error at step {step.step:,}" for step in self.steps]
+        head = ("format", *steps, "zeros", "loss scale", "largest in", "verdict")
+        return Table(head, tuple(rows), frozenset(range(1, len(steps) + 2)), optional=("largest in", "loss scale"))
+
+    def layers(self) -> Table | None:
+        """Return a table of the layers to keep in FP32; None if that was not asked for or no format needs any."""
+        rows = []
+        for name, kept in self.last.keep.items():
+            after = shown(kept.errors[-1]) if kept.errors else ""
+            words = (
+                f"precision.keep_fp32=[{','.join(kept.modules)}]" if kept.modules else "none within the budget helps"
+            )
+            before = shown(self._errors(name))
+            rows.append(tuple(map(Cell, (name, words, percent(kept.share), before, after))))
+        head = ("format", "keep in FP32", "of the FLOPs", "error", "then")
+        return Table(head, tuple(rows), frozenset({2, 3, 4})) if rows else None
+
+
+class LinearFilter(NamedTuple):
+    """Filter of torchao: is true for `torch.nn.Linear` modules but those with given qualified names."""
+
+    kept: frozenset[str]
+
+    def __call__(self, module: nn.Module, name: str) -> bool:
+        """Return whether a module, by its qualified name, is to be in a low-precision format."""
+        return isinstance(module, nn.Linear) and name not in self.kept
+
+
+def shown(errors: FormatErrors) -> str:
+    """Return the error of a format in words."""
+    return percent(errors.error) if errors.finite else "not finite"
+
+
+def require_formats(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of formats; all for none. UsageError if one is unknown."""
+    for name in names:
+        if name not in RULES:
+            close = did_you_mean(name, RULES)
+            raise UsageError(
+                f"unknown format {name}", f"did you mean {close}?" if close else f"one of {', '.join(RULES)}"
+            )
+    return tuple(dict.fromkeys(names)) or tuple(RULES)
