@@ -42,7 +42,8 @@ Scale = Callable[[Tensor, Format], tuple[Tensor, Tensor]]
 #: As a size of a `Rule.block`: the whole extent.
 WHOLE = -1
 
-_EXPONENT, _MANTISSA = 0x7F800000, 0x007FFFFF
+#: Bits of the exponent of an FP32 number.
+_EXPONENT = 0x7F800000
 
 #: Bound of the bias of stochastic rounding, in distances of two neighbours: the last bit of FP32 numbers from 8 to 16,
 #: below which every value is if measured in such distances.
@@ -83,7 +84,8 @@ def quantize(
 ) -> Tensor:
     """Return an operand of a product as a rule stores it: float32 of the same shape, in new memory.
 
-    A last block that is shorter than the others has its own scale, like one filled up with zeros.
+    A last block that is shorter than the others has its own scale, like one filled up with zeros. A value near the end
+    of FP32's range may be rounded to infinity.
 
     Args:
         values: The operand, float32 or narrower, of any shape; a matrix if blocks extend over several rows.
@@ -172,44 +174,46 @@ def _padded(values: Tensor, sizes: list[int]) -> Tensor:
     return F.pad(values, [part for each in reversed(missing) for part in (0, each)])
 
 
+# Divisors below are tensors: with a number on either side, torch multiplies by a rounded reciprocal, on a CPU if it is
+# on the left and on CUDA if it is on the right.
+
+
 def scale_exact(amax: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """Return the FP32 scales max / amax, at which amax becomes the largest value, and their reciprocals.
 
     An amax of 0, or so small that the quotient overflows, has the largest FP32 number, as in TransformerEngine.
     """
-    encode = (fmt.max / amax).clamp_(max=FLOAT32.max)
+    encode = (amax.new_full((), fmt.max) / amax).clamp_(max=FLOAT32.max)
     return encode, encode.reciprocal()
 
 
 def scale_up(amax: Tensor, fmt: Format, *, least: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return power-of-two scales for which 2^ceil(log2(amax / max)) is stored, so that nothing saturates.
 
-    Those who call the factor before rounding the scale round it down. The exponent has the range of E8M0, -127 to 127.
+    Programs that call the factor before rounding the scale round it down. The exponent has the range of E8M0, -127 to
+    127.
 
     Args:
         amax: Largest magnitude of each group.
         fmt: The format.
         least: Lower bound of amax.
     """
-    return _powers(amax.clamp(min=least), fmt.max, _MANTISSA)
+    amax = amax.clamp(min=least)
+    _, decode = scale_floor(amax, fmt)
+    decode = torch.where(decode * fmt.max < amax, decode * 2, decode)
+    return decode.reciprocal(), decode
 
 
 def scale_floor(amax: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """Return power-of-two scales for which 2^(floor(log2 amax) - emax) is stored, as OCP MX v1.0 has it.
 
-    The largest values of a group may saturate: those above max / 2^emax, in E4M3 1.75, times a power of two.
+    The largest values of a group may saturate: in E4M3, those above 1.75 times a power of two. The exponent has the
+    range of E8M0.
     """
-    return _powers(amax, 2.0**fmt.max_exponent, 0)
-
-
-def _powers(amax: Tensor, largest: float, add: int) -> tuple[Tensor, Tensor]:
-    """Return the reciprocal of a power of two and the power: amax / largest rounded down, or up if ``add`` says so.
-
-    From bits, because a logarithm rounded to FP32 is an integer for the neighbours of a power of two, too. They are
-    those of twice the power: its smallest, 2^-127, is no normal number.
-    """
-    twice = (amax / (largest / 2)).clamp_(min=FLOAT32.smallest_normal).view(torch.int32)
-    decode = twice.add_(add).bitwise_and_(_EXPONENT).view(torch.float32).mul_(0.5)
+    # From bits, because the logarithm of the number below a power of two is rounded to an integer; and twice the scale,
+    # because the smallest, 2^-127, is no normal number.
+    twice = (amax * 2.0 ** (1 - fmt.max_exponent)).clamp_(min=FLOAT32.smallest_normal)
+    decode = twice.view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32).mul_(0.5)
     decode.add_(amax, alpha=0.0)  # NaN if amax is not finite
     return decode.reciprocal(), decode
 
@@ -229,8 +233,8 @@ def scale_two_levels(
             NVFP4Tensor has it. TransformerEngine has none: blocks below half the former are zeros.
     """
     # From 2^-112 on, the reciprocal of the smallest scale is an FP32 number.
-    tensor = (amax.amax() / (FLOAT8_E4M3.max * fmt.max)).clamp_(min=2.0**-112)
-    block = round_to(amax / fmt.max / tensor, FLOAT8_E4M3).clamp_(min=floor)
+    tensor = (amax.amax() / amax.new_full((), FLOAT8_E4M3.max * fmt.max)).clamp_(min=2.0**-112)
+    block = round_to(amax / amax.new_full((), fmt.max) / tensor, FLOAT8_E4M3).clamp_(min=floor)
     return tensor.reciprocal() / block, tensor * block
 
 

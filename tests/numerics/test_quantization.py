@@ -66,7 +66,9 @@ def numbers(fmt: Format, count: int, seed: int = 0) -> np.ndarray:
     sides = generator.choice(np.float32([-1, 1]), len(size))
     values = finite_of(fmt).astype(np.float64)
     middle = ((values[1:] + values[:-1]) / 2).astype(np.float32)
-    around = np.concatenate([middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf))])
+    around = np.concatenate(
+        [middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf))]
+    )
     return np.clip(np.concatenate([size * sides, generator.choice(around, edge)]), -fmt.max, fmt.max).astype(np.float32)
 
 
@@ -94,20 +96,15 @@ def wide(*shape: int, spread: float = 6.0, seed: int = 0) -> torch.Tensor:
 @each("fmt", FORMATS)
 def test_every_value_of_a_format_is_itself(fmt):
     values = finite_of(fmt)
-    assert len(values) == (1 << fmt.bits) - 2 * (0 if fmt is FLOAT4_E2M1 else 1 if fmt is FLOAT8_E4M3 else 1 << fmt.mantissa_bits)
+    assert len(values) == (1 << fmt.bits) - 2 * (
+        0 if fmt is FLOAT4_E2M1 else 1 if fmt is FLOAT8_E4M3 else 1 << fmt.mantissa_bits
+    )
     assert same_bits(round_to(torch.from_numpy(values), fmt), values) == 0
 
 
 @each("fmt", FORMATS)
 def test_rounding_is_that_of_ml_dtypes(fmt):
-    values = numbers(fmt, 100_000)
-    assert same_bits(round_to(torch.from_numpy(values), fmt), values.astype(OTHERS[fmt]).astype(np.float32)) == 0
-
-
-@pytest.mark.long
-@each("fmt", FORMATS)
-def test_rounding_of_a_million_values_is_that_of_ml_dtypes(fmt):
-    values = numbers(fmt, 1_000_000, seed=1)
+    values = numbers(fmt, 1_000_000)
     assert same_bits(round_to(torch.from_numpy(values), fmt), values.astype(OTHERS[fmt]).astype(np.float32)) == 0
 
 
@@ -143,7 +140,15 @@ def test_zeros_keep_their_sign_and_nothing_is_a_view_of_its_input(fmt):
 def test_stochastic_rounding_is_unbiased(fmt):
     draws = 40_000
     exact = torch.tensor(
-        [fmt.smallest_subnormal * 0.3, fmt.smallest_normal * 1.1, 1.1, 1.45, -2.7, fmt.max * 0.9, -fmt.smallest_subnormal / 64]
+        [
+            fmt.smallest_subnormal * 0.3,
+            fmt.smallest_normal * 1.1,
+            1.1,
+            1.45,
+            -2.7,
+            fmt.max * 0.9,
+            -fmt.smallest_subnormal / 64,
+        ]
     )
     generator = torch.Generator().manual_seed(3)
     rounded = round_to(exact.expand(draws, -1), fmt, generator).double()
@@ -209,7 +214,9 @@ def by_hand(values: np.ndarray, name: str, dim: int, role: str, floor: float = 2
                 unrounded = np.float32(amax) / np.float32(fmt.max) / whole
                 scale = np.float32(max(nearest(np.float64(unrounded)[None], FLOAT8_E4M3)[0], floor))
                 encode = (1 / whole) / scale
-                stored = nearest((block.astype(np.float32) * encode).astype(np.float64), fmt) * np.float64(whole * scale)
+                stored = nearest((block.astype(np.float32) * encode).astype(np.float64), fmt) * np.float64(
+                    whole * scale
+                )
             else:
                 if name == "mxfp8_floor":
                     power = math.frexp(amax)[1] - 1 - fmt.max_exponent
@@ -219,7 +226,8 @@ def by_hand(values: np.ndarray, name: str, dim: int, role: str, floor: float = 2
                 power = max(power, -127)
                 stored = nearest(block * 2.0**-power, fmt) * 2.0**power
             result[row : row + across, column : column + along] = np.copysign(stored, block)
-    return (result if dim == 1 else result.T).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return (result if dim == 1 else result.T).astype(np.float32)
 
 
 def quantized(values: torch.Tensor, name: str, dim: int, role: str, **changes) -> torch.Tensor:
@@ -242,7 +250,9 @@ def test_a_rule_quantizes_as_done_by_hand(name):
 @pytest.mark.parametrize("name", ["fp8_block", "mxfp8", "mxfp8_floor", "mxfp4"])
 def test_powers_of_two_are_right_at_the_ends_of_the_range_of_fp32(name):
     sizes = torch.exp2(torch.arange(-149.0, 128.0)).unsqueeze(1)
-    values = torch.cat([sizes * factor for factor in (1.0, 1.75, 1.7500001, 1.9999999)]) * torch.rand(1, 32).clamp(min=0.1)
+    values = torch.cat([sizes * factor for factor in (1.0, 1.75, 1.7500001, 1.9999999)]) * torch.rand(1, 32).clamp(
+        min=0.1
+    )
     values[:, 0] = values[:, 0].abs()
     assert values.isfinite().all()
     assert same_bits(quantized(values, name, 1, "input"), by_hand(values.numpy(), name, 1, "input")) == 0
@@ -273,6 +283,7 @@ def test_a_fifth_of_blocks_saturates_under_the_floor_and_none_if_rounded_up():
 # --- against torchao --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp8_floor", "mxfp4", "mxfp4_floor"])
 def test_microscaling_is_that_of_torchao(name):
     mx = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
@@ -284,6 +295,7 @@ def test_microscaling_is_that_of_torchao(name):
     assert same_bits(quantize(values, rule, dim=1), theirs.dequantize().float()) == 0
 
 
+@pytest.mark.long
 def test_nvfp4_is_that_of_torchao_with_its_floor():
     theirs = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
     for spread, seed in ((0.0, 0), (3.0, 1), (8.0, 2)):
@@ -293,9 +305,10 @@ def test_nvfp4_is_that_of_torchao_with_its_floor():
         floor = partial(scale_two_levels, floor=FLOAT8_E4M3.smallest_normal)
         assert same_bits(quantized(values, "nvfp4", 1, "input", scale=floor), other) == 0
         differs = same_bits(quantized(values, "nvfp4", 1, "input"), other)
-        assert (differs > 0) == (spread == 8.0)
+        assert (differs > 0) == (spread > 0)  # blocks with smaller scales than that floor
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rowwise", [True, False])
 def test_rows_and_tensors_are_those_of_torchao(rowwise):
     scaling = pytest.importorskip("torchao.float8.float8_scaling_utils")
@@ -364,7 +377,9 @@ def test_the_layout_in_memory_and_the_sign_of_a_dimension_change_nothing(name):
         assert same_bits(quantized(values.t(), name, 1, role).t(), expected) == 0
         assert same_bits(quantized(values.repeat(2, 3)[:48, :80], name, 0, role), expected) == 0
         if role != "weight":  # rows of a batch
-            assert same_bits(quantized(values.t().reshape(4, 20, 48), name, -1, role).reshape(80, 48).t(), expected) == 0
+            assert (
+                same_bits(quantized(values.t().reshape(4, 20, 48), name, -1, role).reshape(80, 48).t(), expected) == 0
+            )
     images = wide(2, 48, 6, 5)
     flat = images.movedim(1, -1).reshape(-1, 48)
     expected = quantized(flat, name, 1, "input")
@@ -383,7 +398,9 @@ def test_blocks_of_a_row_make_a_weight_differ_in_both_directions():
     assert same_bits(quantized(weight, "mxfp8", 0, "weight"), quantized(weight, "mxfp8", 1, "weight")) > 100
 
 
-@pytest.mark.parametrize("name", [*(name for name in SCALED if name not in ("fp8_tensor", "nvfp4")), "fp8_unscaled", "bf16"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in SCALED if name not in ("fp8_tensor", "nvfp4")), "fp8_unscaled", "bf16"]
+)
 def test_what_a_rule_with_powers_of_two_stores_is_exact_in_bf16_and_is_stored_again(name):
     for role in ROLES:
         once = quantized(wide(64, 256), name, 1, role)
@@ -399,9 +416,14 @@ def test_gradients_have_the_format_and_the_rounding_of_their_rule():
     assert not torch.equal(quantize(values, rule, dim=1, role="gradient"), quantize(values, rule, dim=1))
     rule, generator = RULES["nvfp4"], torch.Generator().manual_seed(0)
     draws = torch.stack([quantize(values, rule, dim=1, role="gradient", generator=generator) for _ in range(400)])
-    error = draws.double().std(0) / 400**0.5
-    off = (draws.double().mean(0) - values).abs()
-    assert (off <= 5 * error + 1e-6 * values.abs()).double().mean() > 0.995  # all but values beyond their block's largest
+    low, high = draws.amin(0), draws.amax(0)
+    up = (draws > (low + high) / 2).double().mean(0)
+    largest = values.abs().unflatten(1, (8, 16)).amax(2).repeat_interleave(16, 1)
+    clear = (up > 0.03) & (up < 0.97) & (values.abs() < 0.93 * largest)  # the largest may saturate
+    deviation = ((low + up * (high - low) - values) / ((up * (1 - up) / 400).sqrt() * (high - low)))[clear]
+    assert clear.double().mean() > 0.7
+    assert deviation.abs().max() < 6
+    assert deviation.mean().abs() < 0.05
     assert torch.equal(quantize(values, rule, dim=1, generator=generator), quantize(values, rule, dim=1))
     with pytest.raises(UsageError, match="generator"):
         quantize(values, rule, dim=1, role="gradient")
@@ -422,7 +444,7 @@ def test_no_value_is_read_on_the_host_and_no_gradient_passes(name):
             values = torch.empty(shape, device="meta", requires_grad=True)
             result = quantized(values, name, 1, role)
             assert (result.shape, result.dtype, result.requires_grad) == (values.shape, torch.float32, False)
-    assert round_to(torch.empty(5, device="meta"), FLOAT8_E4M3, torch.Generator("meta")).is_meta
+    assert round_to(torch.empty(5, device="meta"), FLOAT8_E4M3, torch.Generator()).is_meta
     assert hadamard(torch.empty(5, 33, device="meta"), 1).shape == (5, 48)
 
 
