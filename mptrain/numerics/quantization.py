@@ -42,7 +42,12 @@ Scale = Callable[[Tensor, Format], tuple[Tensor, Tensor]]
 #: As a size of a `Rule.block`: the whole extent.
 WHOLE = -1
 
-_EXPONENT, _MANTISSA = 0x7F800000, 0x007FFFFF
+#: Bits of the exponent of an FP32 number.
+_EXPONENT = 0x7F800000
+
+#: Bound of the bias of stochastic rounding, in distances of two neighbours: the last bit of FP32 numbers from 8 to 16,
+#: below which every value is if measured in such distances.
+_BIAS = 2.0**-20
 
 #: Values that a Hadamard transform mixes, and as bits which of them change sign before it: TransformerEngine's.
 _HADAMARD = 16
@@ -90,18 +95,20 @@ def quantize(
 ) -> Tensor:
     """Return an operand of a product as a rule stores it: float32 of the same shape, in new memory.
 
-    A last block that is shorter than the others has its own scale, like one filled up with zeros.
+    A last block that is shorter than the others has its own scale, like one filled up with zeros. A value near the end
+    of FP32's range may be rounded to infinity.
 
     Args:
         values: The operand, float32 or narrower, of any shape.
         rule: The rule.
         dim: Dimension that the product sums over.
-        across: Dimension over which blocks of several rows extend; the other one of a matrix.
+        across: Dimension over which blocks of several rows extend; None for the other one of a matrix.
         role: Which operand it is.
         generator: Source of the random bits of stochastic rounding, on the device of ``values``.
 
     Raises:
         UsageError: The rule rounds stochastically and has no generator, or has square blocks and no matrix.
+        IndexError: There is no such dimension.
     """
     fmt = rule.gradients if role == "gradient" else rule.elements
     noise = generator if rule.stochastic and role == "gradient" else None
@@ -110,21 +117,23 @@ def quantize(
     if rule.scale is None or not values.numel():
         return round_to(values, fmt, noise)
     rows, along = rule.weight_block if role == "weight" else rule.block
-    along_dim, shape = dim % values.ndim, values.shape
+    reduction, shape = range(values.ndim)[dim], values.shape
     sizes = [rows if rows == WHOLE else 1] * values.ndim
     if rows > 1:
         if across is None and values.ndim != 2:
             what = f"blocks of {rows} rows in a tensor of {values.ndim} dimensions"
             raise UsageError(what, "say across which dimension they extend")
-        sizes[1 - along_dim if across is None else across % values.ndim] = rows
-    sizes[along_dim] = along
+        sizes[1 - reduction if across is None else across] = rows
+    sizes[reduction] = along
     sizes = [length if size == WHOLE else size for size, length in zip(sizes, shape, strict=True)]
     values = values.detach().float()
     magnitudes = _padded(values.abs(), sizes)
     padded = magnitudes.shape
     # Every dimension becomes two, the number of a block and the number in it, so that values of any layout stay there.
     blocks = magnitudes.view([part for size, n in zip(sizes, padded, strict=True) for part in (n // size, size)])
-    amax = blocks.amax(tuple(range(1, blocks.ndim, 2)), keepdim=True)
+    amax = blocks
+    for each, size in enumerate(sizes):  # rows first, which leaves fewer values of neighbours, the slow part on a CPU
+        amax = amax if size == 1 else amax.amax(2 * each + 1, keepdim=True)
     encode, decode = rule.scale(amax, fmt)
     _round_saturated(blocks.mul_(encode), fmt, noise).mul_(decode)
     return magnitudes[tuple(slice(length) for length in shape)].copysign_(values)
@@ -140,8 +149,8 @@ def round_to(values: Tensor, fmt: Format, generator: Generator | None = None) ->
     Args:
         values: float32 or narrower.
         fmt: The format.
-        generator: Rounds stochastically, without bias (up to 2^-24 of the distance of two neighbours), with its random
-            bits; for formats of 8 and 4 bits alone.
+        generator: Rounds stochastically, with its random bits and a bias below 2^-20 of the distance of two
+            neighbours; for formats of 8 and 4 bits alone.
 
     Raises:
         UsageError: Stochastic rounding to a format of 16 bits, which `mptrain.numerics.rounding` has for BF16.
@@ -167,10 +176,10 @@ def _round_saturated(magnitudes: Tensor, fmt: Format, generator: Generator | Non
     if generator is None:
         power.mul_(2.0**FLOAT32.mantissa_bits * fmt.epsilon)
         return magnitudes.add_(power).sub_(power).clamp_(max=fmt.max)
+    # A value of the format is an integer here, and stays what it is: its sum with the noise is below the next integer.
+    noise = torch.empty_like(magnitudes).uniform_(0.0, 1 - _BIAS, generator=generator)
     power.mul_(fmt.epsilon)
-    below = magnitudes.div_(power).floor()
-    up = torch.empty_like(magnitudes).uniform_(generator=generator) < magnitudes.sub_(below)
-    return magnitudes.copy_(below.add_(up).mul_(power)).clamp_(max=fmt.max)
+    return magnitudes.div_(power).add_(noise).floor_().mul_(power).clamp_(max=fmt.max)
 
 
 def _padded(values: Tensor, sizes: list[int]) -> Tensor:
@@ -181,44 +190,46 @@ def _padded(values: Tensor, sizes: list[int]) -> Tensor:
     return F.pad(values, [part for each in reversed(missing) for part in (0, each)])
 
 
+# Divisors below are tensors: with a number on either side, torch multiplies by a rounded reciprocal, on a CPU if it is
+# on the left and on CUDA if it is on the right.
+
+
 def scale_exact(amax: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """Return the FP32 scales max / amax, at which amax becomes the largest value, and their reciprocals.
 
     An amax of 0, or so small that the quotient overflows, has the largest FP32 number, as in TransformerEngine.
     """
-    encode = (fmt.max / amax).clamp_(max=FLOAT32.max)
+    encode = (amax.new_full((), fmt.max) / amax).clamp_(max=FLOAT32.max)
     return encode, encode.reciprocal()
 
 
 def scale_up(amax: Tensor, fmt: Format, *, least: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return power-of-two scales for which 2^ceil(log2(amax / max)) is stored, so that nothing saturates.
 
-    Those who call the factor before rounding the scale round it down. The exponent has the range of E8M0, -127 to 127.
+    Programs that call the factor before rounding the scale round it down. The exponent has the range of E8M0, -127 to
+    127.
 
     Args:
         amax: Largest magnitude of each group.
         fmt: The format.
         least: Lower bound of amax.
     """
-    return _powers(amax.clamp(min=least), fmt.max, _MANTISSA)
+    amax = amax.clamp(min=least)
+    _, decode = scale_floor(amax, fmt)
+    decode = torch.where(decode * fmt.max < amax, decode * 2, decode)
+    return decode.reciprocal(), decode
 
 
 def scale_floor(amax: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """Return power-of-two scales for which 2^(floor(log2 amax) - emax) is stored, as OCP MX v1.0 has it.
 
-    The largest values of a group may saturate: those above max / 2^emax, in E4M3 1.75, times a power of two.
+    The largest values of a group may saturate: in E4M3, those above 1.75 times a power of two. The exponent has the
+    range of E8M0.
     """
-    return _powers(amax, 2.0**fmt.max_exponent, 0)
-
-
-def _powers(amax: Tensor, largest: float, add: int) -> tuple[Tensor, Tensor]:
-    """Return the reciprocal of a power of two and the power: amax / largest rounded down, or up if ``add`` says so.
-
-    From bits, because a logarithm rounded to FP32 is an integer for the neighbours of a power of two, too. They are
-    those of twice the power: its smallest, 2^-127, is no normal number.
-    """
-    twice = (amax / (largest / 2)).clamp_(min=FLOAT32.smallest_normal).view(torch.int32)
-    decode = twice.add_(add).bitwise_and_(_EXPONENT).view(torch.float32).mul_(0.5)
+    # From bits, because the logarithm of the number below a power of two is rounded to an integer; and twice the scale,
+    # because the smallest, 2^-127, is no normal number.
+    twice = (amax * 2.0 ** (1 - fmt.max_exponent)).clamp_(min=FLOAT32.smallest_normal)
+    decode = twice.view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32).mul_(0.5)
     decode.add_(amax, alpha=0.0)  # NaN if amax is not finite
     return decode.reciprocal(), decode
 
@@ -238,8 +249,8 @@ def scale_two_levels(
             NVFP4Tensor has it. TransformerEngine has none: blocks below half the former are zeros.
     """
     # From 2^-112 on, the reciprocal of the smallest scale is an FP32 number.
-    tensor = (amax.amax() / (FLOAT8_E4M3.max * fmt.max)).clamp_(min=2.0**-112)
-    block = round_to(amax / fmt.max / tensor, FLOAT8_E4M3).clamp_(min=floor)
+    tensor = (amax.amax() / amax.new_full((), FLOAT8_E4M3.max * fmt.max)).clamp_(min=2.0**-112)
+    block = round_to(amax / amax.new_full((), fmt.max) / tensor, FLOAT8_E4M3).clamp_(min=floor)
     return tensor.reciprocal() / block, tensor * block
 
 
@@ -251,15 +262,18 @@ def hadamard(values: Tensor, dim: int) -> Tensor:
 
     Sums and differences instead of a product of matrices, which devices may compute in TF32 and autocast in BF16.
     """
-    dim %= values.ndim
+    dim = range(values.ndim)[dim]
     padded = _padded(values.detach().float(), [_HADAMARD if each == dim else 1 for each in range(values.ndim)])
     number = torch.arange(_HADAMARD, device=values.device)
     signs = 1.0 - 2.0 * (_SIGNS >> number & 1)
-    mixed = padded.unflatten(dim, (-1, _HADAMARD)).movedim(dim + 1, -1) * (signs / 4)
+    # The 16 as the slowest dimension in memory: otherwise, sums of so few neighbours take three times as long.
+    groups = padded.unflatten(dim, (-1, _HADAMARD)).movedim(dim + 1, -1)
+    mixed = (groups * (signs / 4)).movedim(-1, 0).contiguous()
     for _ in range(4):
-        first, second = mixed.unflatten(-1, (2, -1)).unbind(-2)
-        mixed = torch.stack([first + second, first - second], -1).flatten(-2)
-    return mixed.movedim(-1, dim + 1).flatten(dim, dim + 1)
+        first, second = mixed.unflatten(0, (2, -1)).unbind()
+        mixed = torch.stack([first + second, first - second], 1).flatten(0, 1)
+    transformed: Tensor = mixed.movedim(0, dim + 1).flatten(dim, dim + 1)
+    return transformed
 
 
 def _plain(fmt: Format, source: str) -> Rule:

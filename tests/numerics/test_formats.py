@@ -5,19 +5,28 @@ import math
 import pytest
 import torch
 
-from mptrain.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS
+from mptrain.numerics.formats import (
+    BFLOAT16,
+    FLOAT4_E2M1,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FORMATS,
+)
 from mptrain.system.words import is_power_of_two, scale_in_words
 from tests.loops import each
 
 
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [*FORMATS.values(), FLOAT8_E4M3, FLOAT8_E5M2], ids=lambda fmt: fmt.name)
 def test_every_derived_property_is_torchs(fmt):
     info = torch.finfo(getattr(torch, fmt.name))
     assert fmt.max == info.max
     assert fmt.smallest_normal == info.smallest_normal
     assert fmt.epsilon == info.eps
     assert fmt.smallest_subnormal == info.smallest_normal * info.eps
-    assert 1 + fmt.exponent_bits + fmt.mantissa_bits == info.bits
+    assert fmt.bits == 1 + fmt.exponent_bits + fmt.mantissa_bits == info.bits
+    assert fmt.max_exponent == math.floor(math.log2(info.max))
 
 
 def test_the_formats_of_the_paper_by_hand():
@@ -25,6 +34,18 @@ def test_the_formats_of_the_paper_by_hand():
     assert (FLOAT16.bias, BFLOAT16.bias, FLOAT32.bias) == (15, 127, 127)
     assert BFLOAT16.epsilon == 2.0**-7
     assert FLOAT32.smallest_subnormal == 2.0**-149
+
+
+def test_the_formats_below_16_bits_by_hand():
+    assert (FLOAT8_E4M3.max, FLOAT8_E4M3.smallest_normal, FLOAT8_E4M3.smallest_subnormal) == (448.0, 2.0**-6, 2.0**-9)
+    assert (FLOAT8_E5M2.max, FLOAT8_E5M2.smallest_normal, FLOAT8_E5M2.smallest_subnormal) == (
+        57344.0,
+        2.0**-14,
+        2.0**-16,
+    )
+    assert (FLOAT4_E2M1.max, FLOAT4_E2M1.smallest_normal, FLOAT4_E2M1.smallest_subnormal) == (6.0, 1.0, 0.5)
+    assert [fmt.max_exponent for fmt in (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT4_E2M1)] == [8, 15, 2]
+    assert [fmt.bits for fmt in (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT4_E2M1)] == [8, 8, 4]
 
 
 def test_trap_10_the_edges_of_half_precision():
