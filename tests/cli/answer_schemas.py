@@ -14,10 +14,19 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from mptrain.cli.answer import EvalAnswer, RunsAnswer
 from mptrain.cli.help import SCHEMAS
-from mptrain.lab.answers import DiagnoseAnswer, DoctorAnswer, RecommendAnswer
+from mptrain.lab.answers import DiagnoseAnswer, DoctorAnswer, FormatsAnswer, RecommendAnswer
 from mptrain.study.answers import CompareAnswer, ReportAnswer
 
-ANSWERS = (RecommendAnswer, DiagnoseAnswer, DoctorAnswer, ReportAnswer, CompareAnswer, EvalAnswer, RunsAnswer)
+ANSWERS = (
+    RecommendAnswer,
+    DiagnoseAnswer,
+    DoctorAnswer,
+    FormatsAnswer,
+    ReportAnswer,
+    CompareAnswer,
+    EvalAnswer,
+    RunsAnswer,
+)
 
 NONFINITE = {
     "description": "Numbers that are not finite, which are null in their place: path, joined by dots, to kind.",

@@ -1,0 +1,261 @@
+"""Number formats of a network: errors of one emulated step, verdicts, layers to keep, and what was not looked at."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import mptrain
+from mptrain.lab.formats.look import CAP, Coverage, FormatErrors, flops
+from mptrain.lab.formats.report import BANDS, FormatsReport, StepFormats, band_of
+from mptrain.numerics.quantization import RULES, quantize
+from mptrain.precision.emulation import EmulatedProducts, ProductCall
+from mptrain.system.errors import NumericsError, UsageError
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 10))
+
+
+def batch(samples=64, features=32, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(samples, features, generator=generator), torch.randint(0, 10, (samples,), generator=generator)
+
+
+def loss(model, given):
+    inputs, targets = given
+    return F.cross_entropy(model(inputs), targets)
+
+
+def test_errors_are_those_of_the_gradients_by_hand():
+    model, given = network(), batch()
+    seen = mptrain.formats(model, loss, given, ["mxfp4"]).last.formats[0]
+
+    def gradients(*modes):
+        model.zero_grad()
+        with modes[0] if modes else torch.enable_grad():
+            loss(model, given).backward()
+        return {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+
+    wide, low = gradients(), gradients(EmulatedProducts(model, RULES["mxfp4"]))
+    errors = {name: float((low[name] - grad).norm() / grad.norm()) for name, grad in wide.items()}
+    assert seen.parameters == pytest.approx(errors, rel=1e-9)
+    sizes = {name: grad.numel() for name, grad in wide.items()}
+    mean = sum(errors[name] * sizes[name] for name in errors) / sum(sizes.values())
+    assert seen.error == pytest.approx(mean, rel=1e-9)
+    together = [torch.cat([each[name].flatten() for name in wide]) for each in (wide, low)]
+    assert seen.by_norm == pytest.approx(float((together[1] - together[0]).norm() / together[0].norm()), rel=1e-9)
+    lost = int(((together[1] == 0) & (together[0] != 0)).sum())
+    assert lost > 0
+    assert seen.zeros == lost / int((together[0] != 0).sum())
+    assert seen.loss_scale == 1
+
+
+def test_nothing_of_the_callers_changes():
+    model = nn.Sequential(nn.Linear(32, 48), nn.BatchNorm1d(48), nn.Dropout(0.5), nn.Linear(48, 10))
+    model[0].weight.grad = torch.ones(48, 32)
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    report = mptrain.formats(model, loss, batch())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(model[0].weight.grad, torch.ones(48, 32))
+    assert model[3].weight.grad is None
+    # A bias before batch norm has no gradient but rounding, in FP32 too.
+    assert report.last.nothing == ("0.bias",)
+    assert "not compared, because zero but for rounding in FP32: 0.bias" in repr(report)
+    assert [errors.name for errors in report.last.formats][:3] == ["fp16", "bf16", "fp8_tensor"]
+    assert all("0.bias" not in errors.parameters for errors in report.last.formats)
+
+
+def test_the_same_look_gives_the_same_numbers():
+    reports = [mptrain.formats(network(), loss, batch(), ["nvfp4", "fp8_tensor"]).to_dict() for _ in range(2)]
+    assert reports[0] == reports[1]
+
+
+def test_more_bits_have_smaller_errors():
+    formats = {errors.name: errors.error for errors in mptrain.formats(network(), loss, batch()).last.formats}
+    assert formats["fp16"] < formats["bf16"] < formats["mxfp8"] < formats["nvfp4"] < CAP
+    assert formats["mxfp8"] <= formats["mxfp4"]
+
+
+def test_fp16_has_the_largest_loss_scale_at_which_it_is_finite():
+    errors = mptrain.formats(network(), lambda model, given: 30000 * loss(model, given), batch(), ["fp16"]).last.formats
+    assert errors[0].finite
+    assert 1 < errors[0].loss_scale < 2**16
+    assert errors[0].error < 0.01
+    beyond = mptrain.formats(network(), lambda model, given: 1e9 * loss(model, given), batch(), ["fp16"])
+    assert not beyond.last.formats[0].finite
+    assert beyond.verdict("fp16") == BANDS[-1].verdict
+    assert "not finite" in repr(beyond)
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"), [(math.inf, "not finite in FP32 already"), (0.0, "all gradients of this step are zero")]
+)
+def test_a_step_without_gradients_has_no_verdict(factor, words):
+    with pytest.raises(NumericsError, match=words):
+        mptrain.formats(network(), lambda model, given: factor * loss(model, given), batch())
+
+
+def test_bands_cover_all_errors():
+    def verdict(error, by_norm=1.0):
+        return band_of(FormatErrors("x", error, by_norm, 0.0, 1.0, {})).verdict
+
+    assert [band.most for band in BANDS] == sorted(band.most for band in BANDS)
+    assert verdict(0.0) == BANDS[0].verdict
+    assert all(verdict(band.most) == band.verdict for band in BANDS)
+    assert verdict(CAP) == verdict(0.0, math.inf) == verdict(math.nan) == BANDS[-1].verdict
+
+
+class Outlier(nn.Module):
+    """A layer with weights below the smallest E4M3 number, and its scale afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.small, self.head = nn.Linear(32, 48), nn.Linear(48, 48), nn.Linear(48, 10)
+        with torch.no_grad():
+            self.small.weight.mul_(2.0**-12)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.small(torch.relu(self.first(x))) * 2.0**12))
+
+
+def test_the_layer_that_spoils_a_format_is_kept_first():
+    torch.manual_seed(0)
+    # a large loss, so that its gradients need no scale
+    report = mptrain.formats(Outlier(), lambda model, given: 500 * loss(model, given), batch(), ["fp8_unscaled"], 0.7)
+    kept = report.last.keep["fp8_unscaled"]
+    assert report.keep("fp8_unscaled")[0] == "small"
+    assert kept.errors[0].error < 0.5 * report.last.formats[0].error
+    assert 0 < kept.share <= 0.7
+    assert "precision.keep_fp32=[small" in repr(report)
+    chosen = report.filter("fp8_unscaled")
+    assert not chosen(nn.Linear(2, 2), "small")
+    assert chosen(nn.Linear(2, 2), "other")
+    assert not chosen(nn.ReLU(), "other")
+
+
+def test_no_layer_beyond_the_budget_is_kept():
+    report = mptrain.formats(network(), loss, batch(), ["mxfp4"], 1e-6)
+    assert report.keep("mxfp4") == ()
+    assert "none within the budget helps" in repr(report)
+    assert mptrain.formats(network(), loss, batch(), ["mxfp4"]).last.keep == {}
+
+
+def test_a_tied_head_is_kept_by_both_names():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(10, 16), nn.Linear(16, 10, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, tokens):
+            return self.head(self.table(tokens))
+
+    tokens = torch.arange(10)
+    report = mptrain.formats(Tied(), lambda model, given: F.cross_entropy(model(given), given), tokens, ["mxfp4"], 1.0)
+    assert report.keep("mxfp4") == ("table",)
+    assert report.filter("mxfp4").kept == {"table", "head"}
+
+
+def test_little_that_was_looked_at_is_the_first_sentence():
+    class Mostly(nn.Module):
+        """Attention over long sequences of few numbers."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            h = self.linear(x)
+            return F.scaled_dot_product_attention(h, h, h)
+
+    x = torch.randn(1, 2, 256, 8, generator=torch.Generator().manual_seed(0))
+    report = mptrain.formats(Mostly(), lambda model, given: model(given).square().mean(), x, ["mxfp8"])
+    judged = report.last.coverage.judged
+    assert 0 < judged < 0.1
+    assert report.sentences()[0].startswith("only ")
+    assert repr(report).startswith("only ")
+    assert "attention" in report.notes()[1]
+
+
+def test_weights_that_are_computed_are_not_judged():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(32, 48)), nn.ReLU(), nn.Linear(48, 10))
+    coverage = mptrain.formats(model, loss, batch(), ["mxfp8"]).last.coverage
+    assert set(coverage.layers) == {"2.weight"}
+    assert coverage.others == {"addmm in 0": 2 * 64 * 32 * 48, "mm in 0": 2 * 64 * 32 * 48}
+    three, two = 3 * 2 * 64 * 48 * 10, 2 * 2 * 64 * 32 * 48
+    assert coverage.judged == three / (three + two)
+
+
+def test_a_bilinear_layer_is_named_without_a_size():
+    model = nn.Bilinear(8, 8, 4)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    made = nn.ModuleDict({"linear": nn.Linear(8, 8), "pair": model})
+    report = mptrain.formats(
+        made, lambda model, given: model["pair"](model["linear"](given), given).square().mean(), x, ["mxfp8"]
+    )
+    assert report.last.coverage.unknown == {"_trilinear in pair": 3}
+    assert "of unknown size, and in no format: _trilinear in pair" in repr(report)
+
+
+def test_flops_of_fused_attention_are_those_of_its_products():
+    q, k = torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 7, 8)
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    once = 2 * 6 * 5 * 7 * 8
+    assert flops(ProductCall(forward, (q, k, k), q)) == 2 * once
+    assert flops(ProductCall(backward, (q, q, k, k, q), q)) == 5 * once
+    assert flops(ProductCall(torch.ops.aten.mv.default, (torch.zeros(3, 4), torch.zeros(4)), q)) == 24
+    assert flops(ProductCall(torch.ops.aten._trilinear.default, (q, q, q), q)) is None
+
+
+def test_wrong_arguments_are_refused_by_name():
+    with pytest.raises(UsageError, match="unknown format fp8_tensors") as refused:
+        mptrain.formats(network(), loss, batch(), "fp8_tensors")
+    assert "fp8_tensor" in refused.value.hint
+    with pytest.raises(UsageError, match="keep=20"):
+        mptrain.formats(network(), loss, batch(), keep=20)
+    report = mptrain.formats(network(), loss, batch(), "mxfp8")
+    with pytest.raises(UsageError, match="nvfp4 was not looked at"):
+        report.verdict("nvfp4")
+
+
+def test_a_conv_network_and_an_lstm_have_a_verdict():
+    torch.manual_seed(0)
+    images = torch.randn(8, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10))
+    report = mptrain.formats(model, loss, (images, torch.arange(8)))
+    assert report.last.coverage.judged == 1
+    assert report.last.nothing == ("0.bias",)
+    lstm = nn.LSTM(8, 16)
+    report = mptrain.formats(lstm, lambda model, given: model(given)[0].square().mean(), torch.randn(5, 4, 8))
+    assert report.last.coverage.judged == 1
+    assert all(errors.finite for errors in report.last.formats)
+
+
+def test_steps_are_columns_and_the_verdict_is_of_the_last():
+    def at(step, error):
+        errors = FormatErrors("mxfp8", error, error, 0.0, 1.0, {"weight": error})
+        return StepFormats(step, 8, 1, (), Coverage({"weight": 10}, {}, {}), (errors,), {})
+
+    report = FormatsReport("net", (at(1, 0.9), at(21, 0.1)), {})
+    assert report.verdict("mxfp8") == BANDS[0].verdict
+    assert report.sentences() == ("net at step 21: no damage expected: mxfp8",)
+    head = report.table().head
+    assert head[1:3] == ("error at step 1", "error at step 21")
+
+
+def test_quantized_operands_are_what_is_multiplied():
+    """The oracle of the first test, for one product: a look is no better than its operands."""
+    weight, given = network()[0].weight.detach(), batch()[0]
+    with EmulatedProducts(model := network(), RULES["fp8_row"]):
+        out = model[0](given)
+    by_hand = quantize(given, RULES["fp8_row"], dim=1) @ quantize(weight, RULES["fp8_row"], dim=1, role="weight").T
+    torch.testing.assert_close(out, by_hand + model[0].bias)
