@@ -112,8 +112,8 @@ class Look:
         parts.model.train()
         trail, products = ModuleTrail(check_finite=False), _Products()
         with trail.followed(parts.model):
-            wide = _gradients(parts, batch, None, report=lambda call: products.take(call, trail.module()))
-        nearly = _gradients(parts, batch, FINE)
+            wide = emulated_gradients(parts, batch, None, report=lambda call: products.take(call, trail.module()))
+        nearly = emulated_gradients(parts, batch, FINE)
         nothing = {name for name, grad in wide.items() if not distance(nearly[name], grad) < NOTHING * norm(grad)}
         if wrong := [name for name, grad in wide.items() if not grad.isfinite().all()]:
             what = f"gradients of this step are not finite in FP32 already: {listed(wrong)}"
@@ -126,7 +126,7 @@ class Look:
         """Compute the step with products in a format, but for those of layers that are kept in FP32, by parameter."""
         rule, scale, grads = RULES[name], 1.0, Gradients()
         for scale in LOSS_SCALES if rule.gradients == FLOAT16 else (1.0,):
-            grads = _gradients(self.parts, self.batch, rule, kept, scale)
+            grads = emulated_gradients(self.parts, self.batch, rule, kept, scale)
             if all(bool(grad.isfinite().all()) for grad in grads.values()):
                 break
         return self._compared(name, grads, scale)
@@ -149,7 +149,7 @@ class Look:
         )
 
 
-def _gradients(
+def emulated_gradients(
     parts: Parts,
     batch: Batch,
     rule: Rule | None,
@@ -157,6 +157,16 @@ def _gradients(
     scale: float = 1.0,
     report: Callable[[ProductCall], None] | None = None,
 ) -> Gradients:
+    """Return the unscaled gradients of a step with the products of layers in a format, float64 by parameter name.
+
+    Args:
+        parts: The run in ``precision=fp32``, in training mode.
+        batch: The prepared batch.
+        rule: The format; None for FP32.
+        kept: Names of parameters whose products stay in FP32.
+        scale: Loss scale.
+        report: Function that is given each product.
+    """
     generator = torch.Generator(parts.device).manual_seed(0)
     emulation = Emulation(EmulatedProducts(parts.model, rule, kept, report, generator))
     return scaled_gradients(replace(parts, plan=replace(parts.plan, products=emulation)), batch, scale)
