@@ -2,7 +2,7 @@
 
 A rule says in which format the operands of a product are stored, which values share a scale, and how the scale follows
 from the largest magnitude among them (amax). `quantize` returns the values that are stored, in FP32: multiplied in
-FP32, they give what hardware for that format gives, but for the order of its sums.
+FP32, they give what hardware for that format gives, but for the order and precision of its sums.
 
     values -> |values| * encode -> rounded to the format, saturated -> * decode, with the sign of the values
 
@@ -36,7 +36,7 @@ from mptrain.system.errors import UsageError
 Role = Literal["input", "weight", "gradient"]
 
 #: Function of the amax of each group of values (FP32) and the format, which returns what the values are multiplied by
-#: before rounding, and what after it: FP32, of the shape of amax.
+#: before rounding, and what after it: FP32, of the shape of amax. Where amax is not finite, their product is NaN.
 Scale = Callable[[Tensor, Format], tuple[Tensor, Tensor]]
 
 #: As a size of a `Rule.block`: the whole extent.
@@ -230,7 +230,6 @@ def scale_floor(amax: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     # because the smallest, 2^-127, is no normal number.
     twice = (amax * 2.0 ** (1 - fmt.max_exponent)).clamp_(min=FLOAT32.smallest_normal)
     decode = twice.view(torch.int32).bitwise_and_(_EXPONENT).view(torch.float32).mul_(0.5)
-    decode.add_(amax, alpha=0.0)  # NaN if amax is not finite
     return decode.reciprocal(), decode
 
 

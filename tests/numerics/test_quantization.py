@@ -167,7 +167,14 @@ def test_stochastic_rounding_keeps_what_is_exact_and_repeats_with_its_generator(
     first, second = (round_to(others, fmt, torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(torch.get_rng_state(), before)
+    beyond = torch.tensor([1.01, 1.4, 3.0, 1e9]).repeat(500) * fmt.max
+    assert (round_to(beyond, fmt, torch.Generator()) == fmt.max).all()
     assert round_to(torch.tensor([math.inf, math.nan]), fmt, torch.Generator()).isnan().all()
+
+
+def test_noise_never_reaches_the_next_value():
+    largest = torch.tensor(15.0).expand(1 << 24)  # of its binade: noise of 24 bits would reach 16 eight times
+    assert (round_to(largest, FLOAT8_E4M3, torch.Generator().manual_seed(0)) == 15).all()
 
 
 def test_stochastic_rounding_to_16_bits_is_refused():
@@ -221,7 +228,8 @@ def by_hand(values: np.ndarray, name: str, dim: int, role: str, floor: float = 2
                 if name == "mxfp8_floor":
                     power = math.frexp(amax)[1] - 1 - fmt.max_exponent
                 else:
-                    fraction, power = math.frexp(amax / fmt.max)
+                    least = 1e-12 if name == "fp8_row" else 0.0  # as torchao has it
+                    fraction, power = math.frexp(max(amax, least) / fmt.max)
                     power -= fraction == 0.5
                 power = max(power, -127)
                 stored = nearest(block * 2.0**-power, fmt) * 2.0**power
@@ -242,12 +250,12 @@ SCALED = [name for name, rule in RULES.items() if rule.scale is not None]
 def test_a_rule_quantizes_as_done_by_hand(name):
     for role in ROLES:
         for dim in (0, 1):
-            for shape, spread in (((40, 300), 3.0), ((300, 40), 6.0), ((1, 7), 0.0), ((17, 1), 0.0)):
+            for shape, spread in (((20, 300), 3.0), ((300, 20), 6.0), ((1, 7), 0.0), ((17, 1), 0.0)):
                 values = wide(*shape, spread=spread, seed=dim)
                 assert same_bits(quantized(values, name, dim, role), by_hand(values.numpy(), name, dim, role)) == 0
 
 
-@pytest.mark.parametrize("name", ["fp8_block", "mxfp8", "mxfp8_floor", "mxfp4"])
+@pytest.mark.parametrize("name", ["fp8_row", "fp8_block", "mxfp8", "mxfp8_floor", "mxfp4"])
 def test_powers_of_two_are_right_at_the_ends_of_the_range_of_fp32(name):
     sizes = torch.exp2(torch.arange(-149.0, 128.0)).unsqueeze(1)
     values = torch.cat([sizes * factor for factor in (1.0, 1.75, 1.7500001, 1.9999999)]) * torch.rand(1, 32).clamp(
