@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import mptrain
-from benchmarks.machine import describe
+from benchmarks.machine import facts
 from mptrain.config.compose import compose
 from mptrain.engine.parts import Parts
 from mptrain.lab.formats.examine import formats_of_config
@@ -132,7 +132,7 @@ def unit(job: tuple[str, int]) -> dict[str, Any]:
 def run(path: Path, processes: int) -> None:
     """Run everything and write the results, also those that are there so far."""
     jobs = [(name, seed) for seed in SEEDS for name in MODELS]
-    results: dict[str, Any] = {"machine": describe(), "steps": STEPS, "units": []}
+    results: dict[str, Any] = {"machine": facts(), "steps": STEPS, "units": []}
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
         for done in pool.imap_unordered(unit, jobs):
             results["units"].append(done)
@@ -142,7 +142,7 @@ def run(path: Path, processes: int) -> None:
 
 def arms(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Return each network in each format: its damage in nats, and what was forecast, as means over the seeds."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for model in MODELS:
         units = [unit for unit in results["units"] if unit["model"] == model]
         for name in FORMATS:
