@@ -286,7 +286,7 @@ class FormatsStep(Data):
     """Number formats at a step.
 
     Attributes:
-        step: Number of the step, from 1.
+        step: Number of the step, from 1; null if steps are not counted.
         samples: Number of samples in its batch.
         judged: Share of the products' FLOPs that was in a format.
         not_judged: FLOPs of the other products, by operator and module.
@@ -297,7 +297,7 @@ class FormatsStep(Data):
         keep: Layers to keep in FP32, by format; empty without ``--keep``.
     """
 
-    step: int
+    step: int | None
     samples: int
     judged: float
     not_judged: dict[str, int]

@@ -134,11 +134,25 @@ def test_the_layer_that_spoils_a_format_is_kept_first():
     assert report.keep("fp8_unscaled")[0] == "small"
     assert kept.errors[0].error < 0.5 * report.last.formats[0].error
     assert 0 < kept.share <= 0.7
-    assert "precision.keep_fp32=[small" in repr(report)
+    assert "\nfp8_unscaled  small" in repr(report)
     chosen = report.filter("fp8_unscaled")
     assert not chosen(nn.Linear(2, 2), "small")
     assert chosen(nn.Linear(2, 2), "other")
     assert not chosen(nn.ReLU(), "other")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_torchao_converts_the_layers_that_the_filter_lets_through():
+    float8 = pytest.importorskip("torchao.float8")
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
+    report = mptrain.formats(model, loss, batch(), "mxfp4", 0.4)
+    assert repr(report).startswith("Sequential: ")
+    config = float8.Float8LinearConfig(emulate=True)
+    float8.convert_to_float8_training(model, module_filter_fn=report.filter("mxfp4"), config=config)
+    low = {str(at) for at, module in enumerate(model) if type(module).__name__ == "Float8Linear"}
+    assert report.keep("mxfp4")
+    assert low == {"0", "2", "4"} - {*report.keep("mxfp4")}
 
 
 def test_no_layer_beyond_the_budget_is_kept():

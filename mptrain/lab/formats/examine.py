@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from mptrain.config.schema import Config
+from mptrain.engine.module_trail import unwrapped
 from mptrain.engine.parts import Parts
 from mptrain.lab.diagnosis.diagnose import step_of_run, step_to_repeat
 from mptrain.lab.formats.layers import KeptLayers, layers_to_keep
@@ -110,7 +112,8 @@ def formats(
     if not 0 <= keep <= 1:
         raise UsageError(f"keep={keep}", "give a share of the FLOPs from 0 to 1")
     with loop_config(model, loss_fn, batch, optimizer, ("precision=fp32",)) as config:
-        return formats_of_config(config, (1,), names, keep, lambda _: None)
+        report = formats_of_config(config, (1,), names, keep, lambda _: None)
+    return replace(report, subject=type(unwrapped(model)).__name__, steps=(replace(report.last, step=None),))
 
 
 def _look_at(

@@ -70,7 +70,7 @@ def filters(report: FormatsReport) -> str:
     lines = [f"    {name!r}: {names!r}," for name, names in kept.items()]
     return "\n".join(
         [
-            f'"""Filters for torchao, from mptrain formats: {report.subject}, step {report.last.step}."""',
+            f'"""Filters for torchao, from mptrain formats: {report.subject}."""',
             "",
             "import functools",
             "",

@@ -56,7 +56,7 @@ class StepFormats:
     """Formats at one step.
 
     Attributes:
-        step: Number of the step, from 1.
+        step: Number of the step, from 1; None of a loop whose steps are not counted.
         samples: Number of samples in its batch.
         parameters: Number of parameters that were compared.
         nothing: Parameters whose gradients are zero but for rounding in FP32, and were not compared.
@@ -65,7 +65,7 @@ class StepFormats:
         keep: Layers to keep in FP32, by format; formats that need none are left out.
     """
 
-    step: int
+    step: int | None
     samples: int
     parameters: int
     nothing: tuple[str, ...]
@@ -127,7 +127,7 @@ class FormatsReport(Shown):
         last = self.last
         groups = {band.verdict: [errors.name for errors in last.formats if band_of(errors) == band] for band in BANDS}
         named = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in groups.items() if names)
-        result = f"{self.subject} at step {last.step:,}: {named}"
+        result = f"{self.subject}{_at(last)}: {named}"
         judged = last.coverage.judged
         if judged >= MOST_JUDGED:
             return (result,)
@@ -181,7 +181,7 @@ class FormatsReport(Shown):
                     Cell(band.verdict, band.tone),
                 )
             )
-        steps = [f"error at step {step.step:,}" for step in self.steps]
+        steps = [f"error{_at(step)}" for step in self.steps]
         head = ("format", *steps, "zeros", "loss scale", "largest in", "verdict")
         return Table(head, tuple(rows), frozenset(range(1, len(steps) + 2)), optional=("largest in", "loss scale"))
 
@@ -190,13 +190,15 @@ class FormatsReport(Shown):
         rows = []
         for name, kept in self.last.keep.items():
             after = shown(kept.errors[-1]) if kept.errors else ""
-            words = (
-                f"precision.keep_fp32=[{','.join(kept.modules)}]" if kept.modules else "none within the budget helps"
-            )
+            words = ", ".join(kept.modules) or "none within the budget helps"
             before = shown(self._errors(name))
             rows.append(tuple(map(Cell, (name, words, percent(kept.share), before, after))))
         head = ("format", "keep in FP32", "of the FLOPs", "error", "then")
         return Table(head, tuple(rows), frozenset({2, 3, 4})) if rows else None
+
+
+def _at(step: StepFormats) -> str:
+    return "" if step.step is None else f" at step {step.step:,}"
 
 
 class LinearFilter(NamedTuple):
