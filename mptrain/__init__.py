@@ -2,9 +2,9 @@
 
 `mptrain.train` starts a run from Python; `mptrain.open_run` and `mptrain.runs` read runs, and give their networks and
 predictions; `mptrain.compare` judges runs, or those of any program by their logs. `mptrain.watch` records a training
-loop that somebody else wrote, `mptrain.doctor` and `mptrain.diagnose` examine a step of it, and `mptrain.recommend`
-finds a loss scale for it. `mptrain.find_lr` finds a learning rate for a run. `mptrain.optimizer` has wrappers for the
-optimizer of such a loop.
+loop that somebody else wrote, `mptrain.doctor`, `mptrain.diagnose` and `mptrain.formats` examine a step of it, and
+`mptrain.recommend` finds a loss scale for it. `mptrain.find_lr` finds a learning rate for a run. `mptrain.optimizer`
+has wrappers for the optimizer of such a loop.
 """
 
 # Nothing is imported here: `python -m mptrain` runs this before `__main__` leaves the current folder out of the search.

@@ -166,7 +166,7 @@ NOT_OURS = {
 }
 
 #: Modules about the operators of torch's dispatcher, most of which have such names.
-OF_OPERATORS = ("lab/step/module_tensors.py", "precision/census.py", "precision/upcast.py")
+OF_OPERATORS = ("lab/step/module_tensors.py", "precision/census.py", "precision/emulation.py", "precision/upcast.py")
 
 
 def test_private_attributes_of_torchs_objects_stand_nowhere_else():
@@ -212,3 +212,29 @@ def test_the_shard_of_a_dtensor_is_its_memory_without_a_graph():
             assert not private.local_shard(sharded).requires_grad
     finally:
         dist.destroy_process_group()
+
+
+def test_a_storage_with_a_weak_reference_gives_its_key_to_no_other():
+    first = torch.zeros(1000)
+    key, reference = (
+        torch_private.storage_key(first.untyped_storage()),
+        torch_private.weak_reference(first.untyped_storage()),
+    )
+    del first
+    others = [torch.zeros(1000) for _ in range(64)]
+    assert all(torch_private.storage_key(other.untyped_storage()) != key for other in others)
+    assert reference.expired()
+
+
+def test_a_split_rnn_is_many_products():
+    class Names(torch_private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    layer, x = torch.nn.LSTM(4, 3), torch.zeros(5, 2, 4)
+    with torch_private.split_rnn(layer), Names():
+        layer(x)
+    assert seen.count("addmm") == 6
+    assert "mkldnn_rnn_layer" not in seen

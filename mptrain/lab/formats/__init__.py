@@ -1,1 +1,1 @@
-"""Which number formats a network can be trained in, from its gradients when its products are computed in each."""
+"""Number formats that a network can be trained in, told by its gradients with its products in each."""
