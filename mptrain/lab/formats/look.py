@@ -60,7 +60,7 @@ class FormatErrors(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether all gradients are finite."""
+        """True if all gradients are finite."""
         return self.by_norm < math.inf
 
 
