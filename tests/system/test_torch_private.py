@@ -151,11 +151,11 @@ def test_classes_trees_and_questions():
 
 
 def test_private_names_stand_nowhere_else():
-    """Put a name that is missing here into `mptrain/system/private.py`, with a test of what it is taken for."""
+    """Put a name that is missing here into `mptrain/system/torch_private.py`, with a test of what it is taken for."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        if path.name != "private.py" and (names := private_names(path.read_text(encoding="utf-8"))):
+        if path.name != "torch_private.py" and (names := private_names(path.read_text(encoding="utf-8"))):
             found[name] = names - BESIDES.get(name, set())
     assert {name: names for name, names in found.items() if names} == {}
 
@@ -170,7 +170,7 @@ OF_OPERATORS = ("lab/step/module_tensors.py", "precision/census.py", "precision/
 
 
 def test_private_attributes_of_torchs_objects_stand_nowhere_else():
-    """Put what is missing here into a function of `mptrain/system/private.py`."""
+    """Put what is missing here into a function of `mptrain/system/torch_private.py`."""
     trees = {
         path.relative_to(PACKAGE).as_posix(): list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         for path in PACKAGE.rglob("*.py")
@@ -191,8 +191,8 @@ def test_private_attributes_of_torchs_objects_stand_nowhere_else():
         besides = {part for name in BESIDES.get(file, ()) for part in name.split(".")}
         if names := used - ours - besides:
             found[file] = names
-    assert {file for file in found if file != "system/private.py"} <= set(OF_OPERATORS), found
-    assert {"_cdata", "_sequence_nr"} <= found["system/private.py"]
+    assert {file for file in found if file != "system/torch_private.py"} <= set(OF_OPERATORS), found
+    assert {"_cdata", "_sequence_nr"} <= found["system/torch_private.py"]
 
 
 def test_the_shard_of_a_dtensor_is_its_memory_without_a_graph():

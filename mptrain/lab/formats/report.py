@@ -1,4 +1,4 @@
-"""What the looks at a network's steps say of each number format: a verdict, the layers to keep in FP32, and for whom.
+"""Report of the looks at a network in number formats: a verdict on each, and the layers to keep in FP32.
 
 The verdicts follow from the error of the gradients alone, by bands that cover all values. What networks with such
 errors lost in training is measured and described in docs/formats.md; an error between the bands' ends decides nothing.
