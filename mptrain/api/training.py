@@ -14,7 +14,7 @@ from mptrain.config.targets import Given
 from mptrain.engine.options import StopFunction
 from mptrain.run.attempt import RunInfo, RunOutcome, Show
 from mptrain.runlog.record_writer import Sink
-from mptrain.system.errors import MptrainError, Preempted, UsageError, instance
+from mptrain.system.errors import MptrainError, UsageError, instance
 from mptrain.system.process_state import caller_restored
 
 
@@ -23,7 +23,7 @@ def trained(
 ) -> Path:
     """Train a run, and return its directory; the module that a program has given gets the weights at the end.
 
-    An error has the directory as its ``run``, if there is one, and says how the run goes on from Python.
+    An error has the directory as its ``run``, if there is one.
 
     Args:
         start: Function that starts or resumes the run, with sinks for its records.
@@ -46,9 +46,6 @@ def trained(
             roots.append(start(sinks).root)
     except MptrainError as error:
         error.run = roots[-1] if roots else None
-        if isinstance(error, Preempted) and roots:
-            names = "".join(f", {'data' if group == 'dataset' else group}=..." for group in given)
-            error.hint = f"continue with mptrain.open_run({str(roots[-1])!r}{names}).resume()"
         if module is not None:
             with contextlib.suppress(MptrainError):  # report the original failure
                 step = put_weights(module, roots[-1]) if roots else None

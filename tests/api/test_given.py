@@ -339,7 +339,7 @@ def test_what_goes_wrong_is_shown_with_its_hint_and_has_the_run(net):
     stop = Callback(6, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Preempted) as cut:
         mptrain.train(*WORDS, "run.name=cut", model=net, callbacks=[stop], show=False)
-    assert cut.value.hint == "continue with mptrain.open_run('outputs/cut', model=...).resume()"
+    assert cut.value.hint == "continue with: mptrain.open_run('outputs/cut', model=...).resume()"
 
 
 def test_a_run_that_diverges_without_validation_data_has_failed():
