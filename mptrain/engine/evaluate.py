@@ -18,7 +18,8 @@ from mptrain.engine.weights_io import set_extra_states
 from mptrain.numerics.tensors import saturated, whole
 from mptrain.system.process_state import other_random_numbers
 from mptrain.system.records import EvalRecord
-from mptrain.workloads.base.task import Exhibit
+from mptrain.system.words import listed
+from mptrain.workloads.base.task import Exhibit, Task
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Metrics of a model on a split, and pictures, texts or sounds that the task shows, by name, if requested."""
+    """Metrics of a model on a split, and pictures, texts or sounds that the task shows, by name, if requested.
+
+    ``doubts`` are warnings about the task's measures.
+    """
 
     record: EvalRecord
     exhibits: dict[str, Exhibit] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -56,6 +61,7 @@ def evaluate(
     """
     gathered, comm = SampleMetrics(), parts.comm
     exhibits: dict[str, Exhibit] = {}
+    scalars: tuple[Batch, dict[str, Tensor]] | None = None
     with measuring(parts, average=average) as (model, prepare, autocast):
         for batch in loader.batches(epoch=0):
             if stop():
@@ -69,11 +75,37 @@ def evaluate(
                     exhibits = parts.task.exhibits(model, prepared)
                 sums = parts.task.measure(model, prepared)
                 gathered.add(prepared, sums, parts.task.answers(model, prepared), sample_digests(batch))
+                if scalars is None and comm.is_rank_zero:
+                    scalars = prepared, {name: value for name, value in sums.items() if value.numel() == 1}
+        with autocast:  # last, because a model may keep state until it is restored
+            doubts = _means(parts.task, model, *scalars) if scalars is not None else ()
     gathered = gathered.over(comm)
     metrics = gathered.metrics(parts.task)
     reach = gathered.intervals(parts.task, metrics) if intervals else {}
     record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach, gathered.digest)
-    return EvalResult(record, {name: on_host(shown) for name, shown in exhibits.items()})
+    return EvalResult(record, {name: on_host(shown) for name, shown in exhibits.items()}, doubts)
+
+
+def _means(task: Task, model: nn.Module, batch: Batch, scalars: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return a warning if scalars that a task measures of a batch are means: those of its halves average to them.
+
+    Sums of the halves add up. The margins are wide enough for rounding in half precision, and a measure that draws
+    random numbers is no mean by chance: its sums would have to differ by half.
+    """
+    if batch.samples < 2 or not scalars:
+        return ()
+    try:
+        halves = [(half.terms / batch.terms, task.measure(model, half)) for half in batch.split(2)]
+        means = []
+        for name, value in scalars.items():
+            whole, total = float(value), sum(float(sums[name]) for _, sums in halves)
+            mean = sum(share * float(sums[name]) for share, sums in halves)
+            if abs(mean - whole) <= 0.01 * abs(whole) and abs(total - whole) > 0.5 * abs(whole):
+                means.append(name)
+    except Exception:  # it may refuse so few samples, and is only looked at here
+        return ()
+    what = "which should be a sum over the terms of the batch, or a value for each sample"
+    return (f"measure() of the task returns a mean as {listed(means)}, {what}",) if means else ()
 
 
 @contextlib.contextmanager

@@ -275,6 +275,7 @@ def evaluate_run(
     notes = [describe_change(*change) for change in changes]
     notes += (*changed_code(directory.root, parts), *trained_on(read_trained(directory.root), parts))
     notes += getattr(dataset, "warnings", ())  # of data that are not the run's
+    notes += dict.fromkeys(doubt for outcome in measured if outcome is not None for doubt in outcome.doubts)
     notes += changed_evaluation_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(
         root=directory.root,
