@@ -135,7 +135,8 @@ def _in_python(text: str, parts: Sequence[str], run: Any) -> str:
         name, words = command[2].strip("'"), ", ".join(map(json.dumps, shlex.split(command[3])))
         return f"mptrain.open_run({name!r}{given}).{_METHODS[command[1]]}({words})"
 
-    prefix, word = r"(?:PYTHONPATH=\S+ )?(?:torchrun [^;]*-m )?", r"(?: '[\w.]+=[^']*'| [\w.]+=[^\s;'\"\\]+)"
+    prefix = r"(?:PYTHONPATH=(?:'[^']*'|\S+) )?(?:torchrun [^;]*-m )?"
+    word = r"(?: '[\w.]+=[^']*'| [\w.]+=[^\s;'\"\\]+)"
     text = re.sub(rf"{prefix}mptrain ({'|'.join(_METHODS)}) ({root}|'[^']*'|[^\s;,]+)({word}*)", call, text)
     for option, argument in _OTHERWISE.items():
         text = text.replace(option, argument)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mptrain.api.given import given_parts
-from mptrain.api.run import Run, in_python, open_run, require_words, run_in_errors
+from mptrain.api.given import OWN_LOSS, as_word, given_parts
+from mptrain.api.run import PARTS, Run, in_python, open_run, require_words, run_in_errors
 from mptrain.api.training import stop_function, trained
 from mptrain.cli.messages import warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
-from mptrain.config.synonyms import guess_word, near_options
+from mptrain.config.synonyms import guess_word, near_options, optimizer_named
 from mptrain.config.value_checks import show as shown
 from mptrain.engine.options import StopFunction
 from mptrain.run.resume import launch
 from mptrain.runlog.record_writer import Sink
-from mptrain.system.errors import ConfigError, UsageError
+from mptrain.system.errors import ConfigError, UsageError, did_you_mean
 from mptrain.workloads.tables.datasets.table import PATH as TABLE
 
 
@@ -101,19 +103,28 @@ def train(
 _OF_ANY_MODEL = ("model.weights", "model.freeze")
 
 
-def _word(name: str, value: str, catalogue: Catalogue) -> str:
-    """Return the override that a keyword argument means."""
-    group, _, option = (word := guess_word(name, value, catalogue) or f"KEY={value}").partition("=")
+def _arguments(name: str, value: Any, catalogue: Catalogue) -> str:
+    """Return the arguments that a keyword argument means: words, or another keyword."""
+    word = guess_word(name, text := as_word(value), catalogue) or f"KEY={text}"
+    group, _, option = word.partition("=")
+    if text != shown(value) and (part := PARTS.get(group.partition(".")[0])):  # an object
+        return f"{part}=..."
+    if group == "KEY" and (near := did_you_mean(name, inspect.signature(train).parameters)):
+        return f"{near}=..."
     options = [*catalogue.groups.get(group, ())]
-    if options and option not in options and (near := near_options(group, option, options)):
-        return f"{group}={near[0]}"
-    return word
+    if options and option not in options:
+        named = [f"{group}={near}" for near in near_options(group, option, options)]
+        word = next(iter(named), optimizer_named(option) if group == "optimizer" else "") or word
+    word = "run.resume=auto" if word.startswith("mptrain resume") else word
+    return ", ".join(map(json.dumps, re.split(r"\s+(?=[\w.]+=)", word)))
 
 
 def _require_words(overrides: Sequence[Any], words: Mapping[str, Any]) -> None:
     require_words(overrides)
     if words:
         catalogue = Catalogue([configs_folder()])
-        meant = [_word(name, shown(value), catalogue) for name, value in words.items()]
         what = f"mptrain.train has no argument {', '.join(words)}"
-        raise UsageError(what, f"keys and options are words: mptrain.train({', '.join(map(json.dumps, meant))})")
+        if {*words} & {"loss", "loss_fn", "loss_function", "criterion"}:
+            raise UsageError(what, OWN_LOSS)
+        meant = [_arguments(name, value, catalogue) for name, value in words.items()]
+        raise UsageError(what, f"keys and options are words: mptrain.train({', '.join(meant)})")
