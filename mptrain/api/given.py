@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from mptrain.config.targets import DATA_FACTS, Given, facts_in
-from mptrain.config.value_checks import show
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, UsageError, instance
 from mptrain.system.words import listed
 from mptrain.workloads.base.dataset import Dataset, takes_fields_of
@@ -78,22 +74,10 @@ def _is_loss(part: Any) -> bool:
     """Return whether a part is a loss of torch, a module, or a function of two values that are no facts of data."""
     from torch import nn
 
-    kind = part if isinstance(part, type) else type(part)
-    if issubclass(kind, nn.Module) or str(getattr(part, "__module__", "")).startswith("torch."):
-        return True
-    wanted = []
-    with contextlib.suppress(ValueError, TypeError):  # a function of C says nothing of its parameters
-        wanted = [name for name, known in inspect.signature(part).parameters.items() if known.default is known.empty]
-    return isinstance(part, FunctionType) and len(wanted) == 2 and not {*wanted} & {*DATA_FACTS}
-
-
-def as_word(value: Any) -> str:
-    """Return what stands for a value in a word: of a class, a function or an object its name, or that of its class."""
-    plain = (str, int, float, Path, type(None))
-    if all(isinstance(each, plain) for each in (value if isinstance(value, list | tuple) else [value])):
-        return show(value)
-    kind = type(value).__name__
-    return str(value).removeprefix("torch.") if kind in ("dtype", "device") else getattr(value, "__name__", kind)
+    code = getattr(part, "__code__", None)  # of a function
+    two = code is not None and code.co_argcount == 2 and not {*code.co_varnames[:2]} & {*DATA_FACTS}
+    is_module = issubclass(part if isinstance(part, type) else type(part), nn.Module)
+    return is_module or two or str(getattr(part, "__module__", "")).startswith("torch.")
 
 
 def _path(part: Any) -> str:

@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 #: Groups of the configuration whose part a program may give, and the argument for it.
 PARTS = {"model": "model", "dataset": "data", "task": "task"}
 
-#: Commands on runs, with the methods that do the same.
-_METHODS = {"resume": "resume", "eval": "evaluate"}
-
 _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
 
@@ -87,9 +84,8 @@ def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments,
             return function(*args, **kwargs)
         except MptrainError as error:
             own = args[0] if args and isinstance(args[0], Run) else None
-            given = {*getattr(own, "given", ())}
-            if "model" in signature.parameters:  # else data= are others than those of the run
-                given |= {group for group, name in PARTS.items() if kwargs.get(name) is not None}
+            named = kwargs if "model" in signature.parameters else {}  # else data= are others than those of the run
+            given = {*getattr(own, "given", ()), *(group for group in PARTS if named.get(PARTS[group]) is not None)}
             parts = [name for group, name in PARTS.items() if group in given]
             reword = functools.partial(_in_python, parts=parts, run=getattr(error, "run", None) or own)
             error.args, error.hint = (reword(str(error)),), reword(error.hint)
@@ -133,11 +129,11 @@ def _in_python(text: str, parts: Sequence[str], run: Any) -> str:
 
     def call(command: re.Match[str]) -> str:
         name, words = command[2].strip("'"), ", ".join(map(json.dumps, shlex.split(command[3])))
-        return f"mptrain.open_run({name!r}{given}).{_METHODS[command[1]]}({words})"
+        return f"mptrain.open_run({name!r}{given}).{command[1].replace('eval', 'evaluate')}({words})"
 
     prefix = r"(?:PYTHONPATH=(?:'[^']*'|\S+) )?(?:torchrun [^;]*-m )?"
     word = r"(?: '[\w.]+=[^']*'| [\w.]+=[^\s;'\"\\]+)"
-    text = re.sub(rf"{prefix}mptrain ({'|'.join(_METHODS)}) ({root}|'[^']*'|[^\s;,]+)({word}*)", call, text)
+    text = re.sub(rf"{prefix}mptrain (resume|eval) ({root}|'[^']*'|[^\s;,]+)({word}*)", call, text)
     for option, argument in _OTHERWISE.items():
         text = text.replace(option, argument)
     before, *command = re.split(r"((?<!\S)mptrain )", text, maxsplit=1)
@@ -394,20 +390,13 @@ class Run(Shown, run_reader.Run):
         for epoch in self.epochs():
             if epoch.learner == (learner := learner or epoch.learner):
                 add("train_loss", "train", epoch.step, epoch.train_loss)
-        for event in self.events():
-            if event["event"] != "evaluation":
-                continue
+        for event in (event for event in self.events() if event["event"] == "evaluation"):
             try:
-                split, step = str(event["split"]), int(event["step"])
-                points = [
-                    (name, math.nan if value is None else float(value)) for name, value in event["metrics"].items()
-                ]
+                for name, value in event["metrics"].items():
+                    for shown in (name, f"{event['split']}_{name}"):
+                        add(shown, event["split"], event["step"], math.nan if value is None else value)
             except (LookupError, TypeError, ValueError, AttributeError):  # as a run's page does
-                warnings.warn("an evaluation on record has missing or invalid fields and is left out", stacklevel=4)
-                continue
-            for name, value in points:
-                for shown in (name, f"{split}_{name}"):
-                    add(shown, split, step, value)
+                warnings.warn("an evaluation has missing or invalid fields and is left out", stacklevel=4)
         return measured
 
     @property

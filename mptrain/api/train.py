@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mptrain.api.given import OWN_LOSS, as_word, given_parts
+from mptrain.api.given import OWN_LOSS, given_parts
 from mptrain.api.run import PARTS, Run, in_python, open_run, require_words, run_in_errors
 from mptrain.api.training import stop_function, trained
 from mptrain.cli.messages import warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
 from mptrain.config.synonyms import guess_word, near_options, optimizer_named
+from mptrain.config.value_checks import as_word
 from mptrain.config.value_checks import show as shown
 from mptrain.engine.options import StopFunction
 from mptrain.run.resume import launch
@@ -111,8 +112,7 @@ def _arguments(name: str, value: Any, catalogue: Catalogue) -> str:
         return f"{part}=..."
     if group == "KEY" and (near := did_you_mean(name, inspect.signature(train).parameters)):
         return f"{near}=..."
-    options = [*catalogue.groups.get(group, ())]
-    if options and option not in options:
+    if (options := [*catalogue.groups.get(group, ())]) and option not in options:
         named = [f"{group}={near}" for near in near_options(group, option, options)]
         word = next(iter(named), optimizer_named(option) if group == "optimizer" else "") or word
     word = "run.resume=auto" if word.startswith("mptrain resume") else word

@@ -78,7 +78,7 @@ def evaluate(
                 if scalars is None and comm.is_rank_zero:
                     scalars = prepared, {name: value for name, value in sums.items() if value.numel() == 1}
         with autocast:  # last, because a model may keep state until it is restored
-            doubts = _means(parts.task, model, *scalars) if scalars is not None else ()
+            doubts = _means(parts.task, model, *scalars) if scalars is not None and scalars[1] else ()
     gathered = gathered.over(comm)
     metrics = gathered.metrics(parts.task)
     reach = gathered.intervals(parts.task, metrics) if intervals else {}
@@ -92,20 +92,18 @@ def _means(task: Task, model: nn.Module, batch: Batch, scalars: Mapping[str, Ten
     Sums of the halves add up. The margins are wide enough for rounding in half precision, and a measure that draws
     random numbers is no mean by chance: its sums would have to differ by half.
     """
-    if batch.samples < 2 or not scalars:
-        return ()
     try:
-        halves = [(half.terms / batch.terms, task.measure(model, half)) for half in batch.split(2)]
-        means = []
-        for name, value in scalars.items():
-            whole, total = float(value), sum(float(sums[name]) for _, sums in halves)
-            mean = sum(share * float(sums[name]) for share, sums in halves)
-            if abs(mean - whole) <= 0.01 * abs(whole) and abs(total - whole) > 0.5 * abs(whole):
-                means.append(name)
-    except Exception:  # it may refuse so few samples, and is only looked at here
+        halves = batch.split(2)
+        (first, second), share = (task.measure(model, half) for half in halves), halves[0].terms / batch.terms
+        means = [
+            name
+            for name, whole in scalars.items()
+            if abs(share * first[name] + (1 - share) * second[name] - whole) <= 0.01 * abs(whole)
+            and abs(first[name] + second[name] - whole) > 0.5 * abs(whole)
+        ]
+    except Exception:  # one sample has no halves, and a task may refuse some
         return ()
-    what = "which should be a sum over the terms of the batch, or a value for each sample"
-    return (f"measure() of the task returns a mean as {listed(means)}, {what}",) if means else ()
+    return (f"measure() of the task returns {listed(means)} as a mean, not as a sum over its terms",) if means else ()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ Everything that the passes change is restored, so a rehearsed run trains exactly
 from __future__ import annotations
 
 import contextlib
-import linecache
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -492,15 +491,14 @@ def _explained(parts: Parts, trail: ModuleTrail, batch: Batch) -> Iterator[None]
                 "distributed=ddp",
             ) from error
         if not parts.policy.half or not any(words in str(error) for words in _NO_KERNEL):
-            line, hint = _line_of_user(error), "look at this line; --traceback shows how it was reached"
-            if not line:
-                hint = "choose a model and a task for the same kind of data: the option of a model chooses its own"
-                hint += "; --traceback shows where it failed"
+            line = _line_of_user(error)
+            hint = "choose a model and a task for the same kind of data: the option of a model chooses its own"
             inside = f"; in module {trail.raised_in[0]}" if trail.raised_in and trail.raised_in[0] else ""
             raise FirstBatchError(
                 f"{type(parts.model).__name__} and {type(parts.task).__name__} fail on the first batch: "
                 f"{type(error).__name__}: {first_line}; {_kinds(batch)}{f'; at {line}' if line else inside}",
-                hint
+                ("look at this line" if line else hint)
+                + "; --traceback shows where it failed"
                 + _channels_last(batch.inputs)
                 + rounding_of_indices(parts.policy, error)
                 + ("; if precision=fp32 works, mptrain diagnose names the operator" if parts.policy.half else ""),
@@ -519,11 +517,12 @@ def _explained(parts: Parts, trail: ModuleTrail, batch: Batch) -> Iterator[None]
 def _line_of_user(error: BaseException) -> str:
     """Return the innermost line of a user's own code that an exception has passed; empty if there is none."""
     own = ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
+    passed = zip(traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True)
+    for (frame, _), line in passed:
         if is_of_user(str(frame.f_globals.get("__name__", "mptrain"))):
-            code = frame.f_code
-            source = elided(linecache.getline(code.co_filename, number, frame.f_globals).strip(), 100)
-            own = f"{Path(code.co_filename).name}:{number} in {code.co_name}{f': {source}' if source else ''}"
+            own = f"{Path(line.filename).name}:{line.lineno} in {line.name}: {elided(line.line or '', 100)}".rstrip(
+                ": "
+            )
     return own
 
 

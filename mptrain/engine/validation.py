@@ -173,7 +173,6 @@ class Validation:
     def __init__(self, parts: Parts, samples: Path, progress: Progress, telemetry: Telemetry, monitor: Monitor) -> None:
         self._parts, self._samples, self._monitor = parts, samples, monitor
         self._progress, self._telemetry = progress, telemetry
-        self._warned: set[str] = set()
 
     def end_epoch(self, completed: int, stop: Callable[[], bool], *, last: bool = False) -> bool:
         """Evaluate on the validation data, if any, and record the epoch; False, and no record, if ``stop`` aborts.
@@ -229,9 +228,8 @@ class Validation:
         telemetry.report_faulty_samples()  # last exchange between ranks before the evaluation is recorded
         metrics = outcome.record.metrics
         telemetry.sink.take(outcome.record)
-        for doubt in {*outcome.doubts} - self._warned:
+        for doubt in () if progress.last else outcome.doubts:  # once in a run
             telemetry.warn(doubt)
-        self._warned.update(outcome.doubts)
         if files := keep_exhibits(self._samples, progress.step, outcome.exhibits):  # empty except on rank 0
             telemetry.event("samples", files=files)
         if parts.task.metric is not None and parts.task.metric not in metrics:

@@ -115,10 +115,7 @@ def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:
     names = tuple(map(str, parts.dataset.facts().get("class_names", ())))
     numbers = {name: index for index, name in enumerate(names)}
     if "top1" not in parts.task.shares or len(names) < 2:
-        what = (
-            "answers by class, such as a confusion matrix, are for classification: this task gives samples no classes"
-        )
-        raise UsageError(what, "evaluate the run without them")
+        raise UsageError("a confusion matrix is for classification: this task gives samples no classes", "leave it out")
     loader = parts.loaders[split]
     confusion = np.zeros((len(names), len(names)), dtype=np.int64)
     wrong: list[tuple[float, int, int, int]] = []

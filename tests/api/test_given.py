@@ -432,7 +432,7 @@ def test_a_confusion_matrix_of_a_run_that_does_not_classify_is_refused_in_words_
     inputs, _ = batch(96, 0)
     words = ("model=mlp", "task=regression", "train.max_steps=1", "threads=1")
     run = mptrain.train(*words, data={"train": (inputs, inputs.mean((1, 2, 3)))}, show=False)
-    with pytest.raises(UsageError, match="a confusion matrix, are for classification: this task gives") as refused:
+    with pytest.raises(UsageError, match="a confusion matrix is for classification: this task gives") as refused:
         run.confusion((inputs, inputs.mean((1, 2, 3))))
     assert "by_class" not in f"{refused.value} {refused.value.hint}"
 

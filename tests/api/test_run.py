@@ -130,7 +130,7 @@ def test_an_evaluation_with_missing_fields_is_left_out_of_a_figure_and_said(tmp_
     with (root / "events.jsonl").open("a") as file:
         file.write('{"event": "evaluation", "split": "val", "step": 30}\n')
         file.write('{"event": "evaluation", "split": "val", "step": 40, "metrics": {"top1": null}}\n')
-    with pytest.warns(UserWarning, match="an evaluation on record has missing or invalid fields and is left out"):
+    with pytest.warns(UserWarning, match="an evaluation has missing or invalid fields and is left out"):
         (chart,) = mptrain.open_run(root).plot("val_top1").charts
     assert [len(curve.x) for curve in chart.series] == [2]
 

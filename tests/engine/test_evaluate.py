@@ -89,7 +89,7 @@ def test_a_mean_that_is_taken_for_a_sum_is_warned_of_once_and_changes_nothing(tm
     object.__setattr__(loop.parts.task, "measure", measured)
     loop.run()
     warnings = [event.fields["message"] for event in kept.of(EventRecord) if event.kind == "warning"]
-    warned = [message for message in warnings if message.startswith("measure() of the task returns a mean as loss")]
+    warned = [message for message in warnings if message.startswith("measure() of the task returns loss as a mean")]
     assert len(warned) == (reduction == "mean")
     loop_of(tmp_path / "b", *TINY, kept=plain).run()
     top1 = [[record.metrics["top1"] for record in each.of(EvalRecord)] for each in (kept, plain)]
