@@ -75,10 +75,11 @@ def evaluate(
                     exhibits = parts.task.exhibits(model, prepared)
                 sums = parts.task.measure(model, prepared)
                 gathered.add(prepared, sums, parts.task.answers(model, prepared), sample_digests(batch))
-                if scalars is None and comm.is_rank_zero:
-                    scalars = prepared, {name: value for name, value in sums.items() if value.numel() == 1}
+                named = {name: value for name, value in sums.items() if value.numel() == 1}
+                if named and scalars is None and comm.is_rank_zero:
+                    scalars = prepared, named
         with autocast:  # last, because a model may keep state until it is restored
-            doubts = _means(parts.task, model, *scalars) if scalars is not None and scalars[1] else ()
+            doubts = _means(parts.task, model, *scalars) if scalars is not None else ()
     gathered = gathered.over(comm)
     metrics = gathered.metrics(parts.task)
     reach = gathered.intervals(parts.task, metrics) if intervals else {}

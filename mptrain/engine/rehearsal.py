@@ -520,10 +520,8 @@ def _line_of_user(error: BaseException) -> str:
     passed = zip(traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True)
     for (frame, _), line in passed:
         if is_of_user(str(frame.f_globals.get("__name__", "mptrain"))):
-            own = f"{Path(line.filename).name}:{line.lineno} in {line.name}: {elided(line.line or '', 100)}".rstrip(
-                ": "
-            )
-    return own
+            own = f"{Path(line.filename).name}:{line.lineno} in {line.name}: {elided(line.line or '', 100)}"
+    return own.rstrip(": ")  # without the source, such as of code typed at a prompt
 
 
 def _kinds(batch: Batch) -> str:
