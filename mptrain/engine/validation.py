@@ -116,7 +116,8 @@ def _show(on_step: OnStep, view: StepView, parts: Parts) -> None:
     """Call the program's function after a step, which leaves no trace in training; ConfigError if it fails or might.
 
     So a run with it has the bits of one without, and its configuration says how it was trained. Changes of parameters
-    would be on no record, and those of half-precision ones would be overwritten from their FP32 copies.
+    would be on no record, and those of half-precision ones overwritten from their FP32 copies. Those through ``.data``
+    are not seen.
     """
     with undone(parts, parts.model, view.step):
         before = _versions(parts)
@@ -131,9 +132,10 @@ def _show(on_step: OnStep, view: StepView, parts: Parts) -> None:
             raise ConfigError(what, "change weights in a forward pass or a hook of a module")
 
 
-def _versions(parts: Parts) -> dict[str, tuple[int, int, bool]]:
+def _versions(parts: Parts) -> dict[str, tuple[int, ...]]:
+    """Return by name what changes with a trained parameter; a DTensor and its shard have versions of their own."""
     return {
-        name: (own._version, own.data_ptr(), parameter.requires_grad)
+        name: (parameter._version, own._version, own.data_ptr(), parameter.requires_grad)
         for weights in (learner.weights for learner in parts.learners)
         for name, own, parameter in zip(weights.names, weights.masters.parts, weights.params, strict=True)
     }
