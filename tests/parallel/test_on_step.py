@@ -38,21 +38,20 @@ except mptrain.MptrainError as error:
 """
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+ENOUGH = ["0 rank 1 has seen enough 3", "1 rank 1 has seen enough 3"]
+FAILED = "on_step= failed at step 2: KeyError: 'mine'"
+CHANGED = "on_step= changed the parameter layers.1.weight at step 2, and it may only look"
+
+
 @pytest.mark.parametrize(
-    ("function", "printed"),
+    ("kind", "function", "printed"),
     [
-        ("looks", ["0 rank 1 has seen enough 3", "1 rank 1 has seen enough 3"]),
-        ("fails", [f"{of}on_step= failed at step 2: KeyError: 'mine'" for of in ("0 rank 1: ", "1 ")]),
-        (
-            "changes",
-            [
-                f"{of}on_step= changed the parameter layers.1.weight at step 2, and it may only look"
-                for of in ("0 rank 1: ", "1 ")
-            ],
-        ),
+        ("ddp", "looks", ENOUGH),
+        ("fsdp2", "looks", ENOUGH),
+        ("ddp", "fails", [f"0 rank 1: {FAILED}", f"1 {FAILED}"]),
+        ("fsdp2", "changes", [f"0 rank 1: {CHANGED}", f"1 {CHANGED}"]),
     ],
-    ids=["stop", "error", "change"],
+    ids=["stop", "stop of shards", "error", "changed shard"],
 )
 def test_one_rank_ends_the_run_of_both(tmp_path, monkeypatch, kind, function, printed):
     monkeypatch.chdir(tmp_path)
