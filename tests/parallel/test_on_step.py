@@ -32,9 +32,10 @@ words = ("precision=fp16_dynamic", "train.batch_size=16", "threads=1", "run.name
 data = ((x[:64], y[:64]), (x[64:], y[64:]))
 try:
     run = mptrain.train(*words, model=Net, data=data, on_step=globals()[sys.argv[2]], show=False)
-    print(rank, run.summary["stopped_early"], run.state.attempts[-1].to_step, flush=True)
+    line = f"{run.summary['stopped_early']} {run.state.attempts[-1].to_step}"
 except mptrain.MptrainError as error:
-    print(rank, str(error).splitlines()[0], flush=True)
+    line = str(error).splitlines()[0]
+sys.stdout.write(f"{rank} {line}\\n")  # at once: both ranks write to one pipe
 """
 
 
