@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mptrain.config.targets import Given
-    from mptrain.engine.options import StopFunction
+    from mptrain.engine.options import OnStep, StopFunction
     from mptrain.report.plotting import Drawing
     from mptrain.report.run_history import Points
     from mptrain.run.evaluation import ByClass, Evaluation
@@ -310,6 +310,7 @@ class Run(Shown, run_reader.Run):
         data: Any = None,
         task: Any = None,
         stop: StopFunction | None = None,
+        on_step: OnStep | None = None,
         callbacks: Sequence[Sink] = (),
         update_model: bool = True,
         show: bool = True,
@@ -323,15 +324,16 @@ class Run(Shown, run_reader.Run):
             MptrainError: There is nothing left to train, the run does not fit, or it failed.
         """
         from mptrain.api.given import given_parts
-        from mptrain.api.training import stop_function, trained
+        from mptrain.api.training import function_of_program, trained
         from mptrain.run.resume import resume
 
         words = overrides if epochs is None else (*overrides, f"train.epochs={epochs}")
-        run, end = self.with_parts(given_parts(model, data, task)), stop_function(stop)
+        functions = function_of_program("stop", stop), function_of_program("on_step", on_step)
+        run = self.with_parts(given_parts(model, data, task))
         require_words(words, run.given)
         with run_in_errors(run.given):
             trained(
-                lambda sinks: resume(str(self.paths.root), words, sinks, run.given, end),
+                lambda sinks: resume(str(self.paths.root), words, sinks, run.given, *functions),
                 run.given,
                 callbacks,
                 update=update_model,

@@ -13,14 +13,14 @@ from typing import Any
 
 from mptrain.api.given import OWN_LOSS, given_parts
 from mptrain.api.run import PARTS, Run, in_python, open_run, require_words, run_in_errors
-from mptrain.api.training import stop_function, trained
+from mptrain.api.training import function_of_program, trained
 from mptrain.cli.messages import warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
 from mptrain.config.synonyms import guess_word, near_options, optimizer_named
 from mptrain.config.value_checks import as_word
 from mptrain.config.value_checks import show as shown
-from mptrain.engine.options import StopFunction
+from mptrain.engine.options import OnStep, StopFunction
 from mptrain.run.resume import launch
 from mptrain.runlog.record_writer import Sink
 from mptrain.system.errors import ConfigError, UsageError, did_you_mean
@@ -35,6 +35,7 @@ def train(
     target: str | Sequence[str] | None = None,
     task: Any = None,
     stop: StopFunction | None = None,
+    on_step: OnStep | None = None,
     callbacks: Sequence[Sink] = (),
     update_model: bool = True,
     show: bool = True,
@@ -60,6 +61,10 @@ def train(
         task: A class or function that makes a task (`mptrain.workloads.base.task.Task`). None for the configured one.
         stop: Function that gets the metrics of each validation by name, with ``epoch`` and ``step``. Training ends
             if it returns True, or the reason as text.
+        on_step: Function that gets a view of each attempted step (`mptrain.engine.options.StepView`), before the next
+            batch and on every rank: ``step``, ``epoch``, ``model``, ``batch``, ``optimizers``; ``view.stop(why)`` ends
+            training after it. It looks: modes, buffers and generators of random numbers, which are seeded by the step,
+            are as before afterwards, and a changed parameter is an error. Its time counts as training.
         callbacks: Sinks of the run's records (`mptrain.runlog.record_writer.Sink`): ``take(record)``, ``close()``.
         update_model: Give a `torch.nn.Module` the trained weights; False leaves it as it was.
         show: Print the run's progress.
@@ -90,7 +95,7 @@ def train(
             f"distributed.procs={config.distributed.procs}: from Python a run has one process",
             "start it with the command line, or with torchrun",
         )
-    config = replace(config, stop=stop_function(stop))
+    config = replace(config, stop=function_of_program("stop", stop), on_step=function_of_program("on_step", on_step))
     if show:
         warn(config.warnings)
     if not update_model and "model" in given:

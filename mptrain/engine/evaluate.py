@@ -133,16 +133,25 @@ def in_evaluation_mode(
     ``weights`` is entered before the model is in its evaluation mode, and left after it.
     """
     was_training = model.training
+    with undone(parts, model, parts.comm.rank), weights or contextlib.nullcontext():
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(was_training)
+
+
+@contextlib.contextmanager
+def undone(parts: Parts, model: nn.Module, seed: int) -> Iterator[None]:
+    """Restore generators of random numbers, which are seeded meanwhile, modes and buffers afterwards; no gradients."""
+    modes = [(module, module.training) for module in model.modules()]
     parts.plan.guard.snapshot()
     try:
-        with weights or contextlib.nullcontext():
-            model.eval()
-            try:
-                with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank):
-                    yield
-            finally:
-                model.train(was_training)
+        with torch.no_grad(), other_random_numbers(parts.device, seed):
+            yield
     finally:
+        for module, training in modes:
+            module.training = training
         parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
 
 
