@@ -12,13 +12,13 @@ from tests.measure import ROOT, lines_of
 #: Code lines (no docstrings, comments or blank lines) by package, in hundreds rounded up, and what they are for.
 BUDGET = {
     "api": (
-        650,
+        700,
         "train, resume, evaluate, predict, export, open_run and runs from Python, with its models, data and tasks",
     ),
     "cli": (2_900, "commands, help, completion, messages, the display of a run"),
     "config": (2_500, "Hydra's words, checked, with the nearest name of every mistake"),
     "engine": (
-        4_850,
+        4_950,
         "the step, the loop, evaluation, resumable state, rehearsal, which tensor overflowed, memory by use, which updates are lost",
     ),
     "integrations": (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mptrain.config.targets import Given, facts_in
+from mptrain.config.targets import DATA_FACTS, Given, facts_in
 from mptrain.system.errors import CheckpointError, ConfigError, DataError, UsageError, instance
 from mptrain.system.words import listed
 from mptrain.workloads.base.dataset import Dataset, takes_fields_of
@@ -55,10 +55,29 @@ def _callable(name: str, part: Any) -> Given:
         raise UsageError(
             f"{name}={part!r} is a text", f'an option of mptrain is a word: mptrain.train("{name}={part}")'
         )
+    if name == "task" and _is_loss(part):
+        raise UsageError(f"task is {_path(part)}: a loss alone is no task", OWN_LOSS)
     if not callable(part):
         kinds = "a torch.nn.Module, or a class or function" if name == "model" else "a class or function"
         raise UsageError(f"{name} is {instance(part)}", f"give {kinds} that makes one")
     return Given(_path(part), part)
+
+
+#: Hint for a loss where a task is wanted.
+OWN_LOSS = (
+    "a task has a loss and metrics: give as task= a class derived from mptrain.workloads.classification.task.Classify, "
+    "or another task, with def loss(self, model, batch): return your_loss(model(batch.inputs), batch.targets)"
+)
+
+
+def _is_loss(part: Any) -> bool:
+    """Return whether a part is a loss of torch, a module, or a function of two values that are no facts of data."""
+    from torch import nn
+
+    code = getattr(part, "__code__", None)  # of a function
+    two = code is not None and code.co_argcount == 2 and not {*code.co_varnames[:2]} & {*DATA_FACTS}
+    is_module = issubclass(part if isinstance(part, type) else type(part), nn.Module)
+    return is_module or two or str(getattr(part, "__module__", "")).startswith("torch.")
 
 
 def _path(part: Any) -> str:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import html
 import inspect
+import json
+import math
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from typing_extensions import override
+
 from mptrain.api.run_list import RunList
+from mptrain.report.notebook import Shown
+from mptrain.report.page import Block, facts
 from mptrain.report.run_list import filtered, find_runs, ordered
 from mptrain.runlog import run_reader
 from mptrain.runlog.directory import find_run
@@ -36,13 +42,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mptrain.config.targets import Given
-    from mptrain.engine.options import StopFunction
+    from mptrain.engine.options import OnStep, StopFunction
     from mptrain.report.plotting import Drawing
     from mptrain.report.run_history import Points
     from mptrain.run.evaluation import ByClass, Evaluation
     from mptrain.runlog.record_writer import Sink
     from mptrain.workloads.base.new_inputs import NewInputs
 
+
+#: Groups of the configuration whose part a program may give, and the argument for it.
+PARTS = {"model": "model", "dataset": "data", "task": "task"}
 
 _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
@@ -59,7 +68,8 @@ _OTHERWISE = {
 def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
     """Let the errors of a function name its arguments where those of a command would name options.
 
-    Their hints become notes, which a traceback shows. Arguments that the function does not have are refused.
+    Commands on a run become calls, with the parts that the run has of the program. Arguments that the function does not
+    have are refused.
     """
     signature = inspect.signature(function)
 
@@ -73,18 +83,16 @@ def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments,
                 raise UsageError(f"{function.__qualname__}: {error}", f"it has {', '.join(names)}") from None
             return function(*args, **kwargs)
         except MptrainError as error:
-            error.args, error.hint = (_in_python(str(error)),), _in_python(error.hint)
-            hints = [error.hint]
+            own = args[0] if args and isinstance(args[0], Run) else None
+            named = kwargs if "model" in signature.parameters else {}  # else data= are others than those of the run
+            given = {*getattr(own, "given", ()), *(group for group in PARTS if named.get(PARTS[group]) is not None)}
+            parts = [name for group, name in PARTS.items() if group in given]
+            reword = functools.partial(_in_python, parts=parts, run=getattr(error, "run", None) or own)
+            error.args, error.hint = (reword(str(error)),), reword(error.hint)
             if isinstance(error, ConfigError):
                 error.problems = tuple(
-                    replace(problem, what=_in_python(problem.what), hint=_in_python(problem.hint))
-                    for problem in error.problems
+                    replace(problem, what=reword(problem.what), hint=reword(problem.hint)) for problem in error.problems
                 )
-                hints = [problem.hint for problem in error.problems]
-            hints = [hint for hint in dict.fromkeys((*hints, error.hint)) if hint and hint not in error.hint[:-1]]
-            for note in (f"hint: {hint}" for hint in hints):
-                if note not in getattr(error, "__notes__", ()) and hasattr(error, "add_note"):  # from Python 3.11 on
-                    error.add_note(note)
             raise
 
     return call
@@ -103,16 +111,29 @@ def require_words(words: Sequence[Any], given: Collection[str] = ()) -> None:
             raise UsageError(f"an override is {instance(word)}", hint)
         group = word.lstrip("+~").partition("=")[0].removesuffix("._target_")
         if group in given:
-            argument = "data" if group == "dataset" else group
-            raise UsageError(f"{word} has no effect beside {argument}=", "leave one of them out")
+            raise UsageError(f"{word} has no effect beside {PARTS[group]}=", "leave one of them out")
 
 
-def _in_python(text: str) -> str:
+def _in_python(text: str, parts: Sequence[str], run: Any) -> str:
     """Return a message with arguments for options, but for commands that it names (``mptrain ... --html``).
+
+    Commands on runs become calls, which name the ``parts`` of the program. No command can diagnose a run that has some:
+    it becomes the function for a loop. The root of ``run``, if it is known, may have blanks.
 
     It has neither control characters nor secrets, as on the command line: a traceback shows it in a terminal or a log.
     """
-    text = plain(masked(text), lines=True)
+    text, given = plain(masked(text), lines=True), "".join(f", {name}=..." for name in parts)
+    root = re.escape(str(run.paths.root)) if isinstance(run, Run) else r"[^\s;,]*/[^\s;,]*"
+    if parts:
+        text = re.sub(rf"mptrain diagnose(?: {root})?", "mptrain.diagnose(model, loss_fn, batch)", text)
+
+    def call(command: re.Match[str]) -> str:
+        name, words = command[2].strip("'"), ", ".join(map(json.dumps, shlex.split(command[3])))
+        return f"mptrain.open_run({name!r}{given}).{command[1].replace('eval', 'evaluate')}({words})"
+
+    prefix = r"(?:PYTHONPATH=(?:'[^']*'|\S+) )?(?:torchrun [^;]*-m )?"
+    word = r"(?: '[\w.]+=[^']*'| [\w.]+=[^\s;'\"\\]+)"
+    text = re.sub(rf"{prefix}mptrain (resume|eval) ({root}|'[^']*'|[^\s;,]+)({word}*)", call, text)
     for option, argument in _OTHERWISE.items():
         text = text.replace(option, argument)
     before, *command = re.split(r"((?<!\S)mptrain )", text, maxsplit=1)
@@ -120,7 +141,7 @@ def _in_python(text: str) -> str:
     return "".join((before, *command))
 
 
-class Run(run_reader.Run):
+class Run(Shown, run_reader.Run):
     """Run directory at the time of reading: the records of `mptrain.runlog.run_reader.Run`, and its trained network.
 
     Attributes:
@@ -137,6 +158,7 @@ class Run(run_reader.Run):
         object.__setattr__(run, "given", {**getattr(self, "given", {}), **given})
         return run
 
+    @in_python
     def model(self, *overrides: str, best: bool = False, average: bool = True) -> nn.Module:
         """Return the trained network in FP32, on the CPU, in evaluation mode.
 
@@ -272,6 +294,7 @@ class Run(run_reader.Run):
                 dataset=dataset,
             )
 
+    @in_python
     def confusion(self, data: Any = None, *overrides: str, best: bool = False, average: bool = True) -> ByClass:
         """Return the answers of a classifier by class, which a notebook shows as a table; see `evaluate`."""
         measured = self.evaluate(data, *overrides, by_class=True, best=best, average=average).by_class
@@ -287,6 +310,7 @@ class Run(run_reader.Run):
         data: Any = None,
         task: Any = None,
         stop: StopFunction | None = None,
+        on_step: OnStep | None = None,
         callbacks: Sequence[Sink] = (),
         update_model: bool = True,
         show: bool = True,
@@ -300,15 +324,16 @@ class Run(run_reader.Run):
             MptrainError: There is nothing left to train, the run does not fit, or it failed.
         """
         from mptrain.api.given import given_parts
-        from mptrain.api.training import stop_function, trained
+        from mptrain.api.training import function_of_program, trained
         from mptrain.run.resume import resume
 
         words = overrides if epochs is None else (*overrides, f"train.epochs={epochs}")
-        run, end = self.with_parts(given_parts(model, data, task)), stop_function(stop)
+        functions = function_of_program("stop", stop), function_of_program("on_step", on_step)
+        run = self.with_parts(given_parts(model, data, task))
         require_words(words, run.given)
         with run_in_errors(run.given):
             trained(
-                lambda sinks: resume(str(self.paths.root), words, sinks, run.given, end),
+                lambda sinks: resume(str(self.paths.root), words, sinks, run.given, *functions),
                 run.given,
                 callbacks,
                 update=update_model,
@@ -367,29 +392,32 @@ class Run(run_reader.Run):
         for epoch in self.epochs():
             if epoch.learner == (learner := learner or epoch.learner):
                 add("train_loss", "train", epoch.step, epoch.train_loss)
-        for event in self.events():
-            if event["event"] == "evaluation":
+        for event in (event for event in self.events() if event["event"] == "evaluation"):
+            try:
                 for name, value in event["metrics"].items():
                     for shown in (name, f"{event['split']}_{name}"):
-                        add(shown, event["split"], event["step"], value)
+                        add(shown, event["split"], event["step"], math.nan if value is None else value)
+            except (LookupError, TypeError, ValueError, AttributeError):  # as a run's page does
+                warnings.warn("an evaluation has missing or invalid fields and is left out", stacklevel=4)
         return measured
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings of the run, each sentence once, also if it printed nothing."""
+        """Warnings of the run, of its configuration and device too, each sentence once, also if it printed nothing."""
         events = [event for event in self.events() if event["event"] in ("warning", "resume")]
         messages = (
             [event["message"]] if event["event"] == "warning" else event.get("warnings", ()) for event in events
         )
         return tuple(dict.fromkeys(sentence for some in messages for sentence in some))
 
+    @override
     def __repr__(self) -> str:
-        return f"<mptrain run {self.paths.root}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
+        shown = ", ".join(f"{name} {value}" for name, value in self._facts())
+        return plain(masked(f"<mptrain run {self.paths.root}: {shown}>"))
 
-    def _repr_html_(self) -> str:
-        rows = [("run", str(self.paths.root)), *self._facts(), ("overrides", " ".join(self.overrides))]
-        cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows)
-        return f"<table>{cells}</table>"
+    @override
+    def blocks(self) -> Sequence[Block]:
+        return (facts(("run", str(self.paths.root)), *self._facts(), ("overrides", " ".join(self.overrides))),)
 
     def _facts(self) -> list[tuple[str, str]]:
         last = self.state.attempts[-1] if self.state.attempts else None

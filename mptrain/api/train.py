@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mptrain.api.given import given_parts
-from mptrain.api.run import Run, in_python, open_run, require_words, run_in_errors
-from mptrain.api.training import stop_function, trained
+from mptrain.api.given import OWN_LOSS, given_parts
+from mptrain.api.run import PARTS, Run, in_python, open_run, require_words, run_in_errors
+from mptrain.api.training import function_of_program, trained
 from mptrain.cli.messages import warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import compose
-from mptrain.config.synonyms import guess_word, near_options
+from mptrain.config.synonyms import guess_word, near_options, optimizer_named
+from mptrain.config.value_checks import as_word
 from mptrain.config.value_checks import show as shown
-from mptrain.engine.options import StopFunction
+from mptrain.engine.options import OnStep, StopFunction
 from mptrain.run.resume import launch
 from mptrain.runlog.record_writer import Sink
-from mptrain.system.errors import ConfigError, UsageError
+from mptrain.system.errors import ConfigError, UsageError, did_you_mean
 from mptrain.workloads.tables.datasets.table import PATH as TABLE
 
 
@@ -32,6 +35,7 @@ def train(
     target: str | Sequence[str] | None = None,
     task: Any = None,
     stop: StopFunction | None = None,
+    on_step: OnStep | None = None,
     callbacks: Sequence[Sink] = (),
     update_model: bool = True,
     show: bool = True,
@@ -57,6 +61,10 @@ def train(
         task: A class or function that makes a task (`mptrain.workloads.base.task.Task`). None for the configured one.
         stop: Function that gets the metrics of each validation by name, with ``epoch`` and ``step``. Training ends
             if it returns True, or the reason as text.
+        on_step: Function that gets a view of each attempted step (`mptrain.engine.options.StepView`), before the next
+            batch and on every rank: ``step``, ``epoch``, ``model``, ``batch``, ``optimizers``; ``view.stop(why)`` ends
+            training after it. It looks: modes, buffers and generators of random numbers, which are seeded by the step,
+            are as before afterwards, and a changed parameter is an error. Its time counts as training.
         callbacks: Sinks of the run's records (`mptrain.runlog.record_writer.Sink`): ``take(record)``, ``close()``.
         update_model: Give a `torch.nn.Module` the trained weights; False leaves it as it was.
         show: Print the run's progress.
@@ -87,7 +95,7 @@ def train(
             f"distributed.procs={config.distributed.procs}: from Python a run has one process",
             "start it with the command line, or with torchrun",
         )
-    config = replace(config, stop=stop_function(stop))
+    config = replace(config, stop=function_of_program("stop", stop), on_step=function_of_program("on_step", on_step))
     if show:
         warn(config.warnings)
     if not update_model and "model" in given:
@@ -101,19 +109,27 @@ def train(
 _OF_ANY_MODEL = ("model.weights", "model.freeze")
 
 
-def _word(name: str, value: str, catalogue: Catalogue) -> str:
-    """Return the override that a keyword argument means."""
-    group, _, option = (word := guess_word(name, value, catalogue) or f"KEY={value}").partition("=")
-    options = [*catalogue.groups.get(group, ())]
-    if options and option not in options and (near := near_options(group, option, options)):
-        return f"{group}={near[0]}"
-    return word
+def _arguments(name: str, value: Any, catalogue: Catalogue) -> str:
+    """Return the arguments that a keyword argument means: words, or another keyword."""
+    word = guess_word(name, text := as_word(value), catalogue) or f"KEY={text}"
+    group, _, option = word.partition("=")
+    if text != shown(value) and (part := PARTS.get(group.partition(".")[0])):  # an object
+        return f"{part}=..."
+    if group == "KEY" and (near := did_you_mean(name, inspect.signature(train).parameters)):
+        return f"{near}=..."
+    if (options := [*catalogue.groups.get(group, ())]) and option not in options:
+        named = [f"{group}={near}" for near in near_options(group, option, options)]
+        word = next(iter(named), optimizer_named(option) if group == "optimizer" else "") or word
+    word = "run.resume=auto" if word.startswith("mptrain resume") else word
+    return ", ".join(map(json.dumps, re.split(r"\s+(?=[\w.]+=)", word)))
 
 
 def _require_words(overrides: Sequence[Any], words: Mapping[str, Any]) -> None:
     require_words(overrides)
     if words:
         catalogue = Catalogue([configs_folder()])
-        meant = [_word(name, shown(value), catalogue) for name, value in words.items()]
         what = f"mptrain.train has no argument {', '.join(words)}"
-        raise UsageError(what, f"keys and options are words: mptrain.train({', '.join(map(json.dumps, meant))})")
+        if {*words} & {"loss", "loss_fn", "loss_function", "criterion"}:
+            raise UsageError(what, OWN_LOSS)
+        meant = [_arguments(name, value, catalogue) for name, value in words.items()]
+        raise UsageError(what, f"keys and options are words: mptrain.train({', '.join(meant)})")

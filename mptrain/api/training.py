@@ -11,10 +11,9 @@ from typing import Any
 from mptrain.api.given import put_weights
 from mptrain.cli.train import displays
 from mptrain.config.targets import Given
-from mptrain.engine.options import StopFunction
 from mptrain.run.attempt import RunInfo, RunOutcome, Show
 from mptrain.runlog.record_writer import Sink
-from mptrain.system.errors import MptrainError, Preempted, UsageError, instance
+from mptrain.system.errors import MptrainError, UsageError, instance
 from mptrain.system.process_state import caller_restored
 
 
@@ -23,7 +22,7 @@ def trained(
 ) -> Path:
     """Train a run, and return its directory; the module that a program has given gets the weights at the end.
 
-    An error has the directory as its ``run``, if there is one, and says how the run goes on from Python.
+    An error has the directory as its ``run``, if there is one.
 
     Args:
         start: Function that starts or resumes the run, with sinks for its records.
@@ -46,9 +45,6 @@ def trained(
             roots.append(start(sinks).root)
     except MptrainError as error:
         error.run = roots[-1] if roots else None
-        if isinstance(error, Preempted) and roots:
-            names = "".join(f", {'data' if group == 'dataset' else group}=..." for group in given)
-            error.hint = f"continue with mptrain.open_run({str(roots[-1])!r}{names}).resume()"
         if module is not None:
             with contextlib.suppress(MptrainError):  # report the original failure
                 step = put_weights(module, roots[-1]) if roots else None
@@ -64,17 +60,24 @@ def _is_sink(sink: Any) -> bool:
     return not isinstance(sink, type) and all(callable(getattr(sink, name, None)) for name in ("take", "close"))
 
 
-def stop_function(stop: Any) -> StopFunction | None:
-    """Return what a program gives as ``stop``; raise UsageError if it cannot be called."""
-    if stop is None:
+#: What to give instead, by argument.
+_FUNCTIONS = {
+    "stop": "give a function of the dict of metrics: stop=lambda metrics: metrics['loss'] < 0.1",
+    "on_step": "give a function of the view of a step: on_step=lambda view: print(view.step)",
+}
+
+
+def function_of_program(name: str, function: Any) -> Any:
+    """Return what a program gives as ``stop`` or ``on_step``; raise UsageError if it takes no single argument."""
+    if function is None:
         return None
-    what = "" if callable(stop) else f"stop is {instance(stop)}"
+    what = "" if callable(function) else f"{name} is {instance(function)}"
     with contextlib.suppress(ValueError):  # a function of C says nothing of its arguments
-        if not what and not _takes_one(inspect.signature(stop)):
-            what = "stop takes no single argument"
+        if not what and not _takes_one(inspect.signature(function)):
+            what = f"{name} takes no single argument"
     if what:
-        raise UsageError(what, "give a function of the dict of metrics: stop=lambda metrics: metrics['loss'] < 0.1")
-    return stop  # type: ignore[no-any-return]
+        raise UsageError(what, _FUNCTIONS[name])
+    return function
 
 
 def _takes_one(signature: inspect.Signature) -> bool:

@@ -173,8 +173,6 @@ def displays(info: RunInfo) -> Sequence[Sink]:
         *(("note", note) for note in info.notes),
     ]
     print_rows(f"mptrain {__version__}", rows)
-    if info.support.advice and parts.policy.half:
-        warn([f"precision={config.precision.name} on {parts.device}: {info.support.advice}"])
     warn(info.warnings)
     return [
         _Remarks(),

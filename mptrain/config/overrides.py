@@ -120,6 +120,8 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
     """
     if "=" not in word and not word.startswith("~"):
         return None, Problem(f"'{show(word)}' is not of the form KEY=VALUE", "write for example train.epochs=3")
+    if len(words := word.split()) > 1 and all(re.fullmatch(r"[+~]{0,2}[\w./@]+=[\w./+-]+", each) for each in words):
+        return None, Problem(f"'{word}' is {len(words)} words", f"give each on its own: {', '.join(words)}")
     try:
         override = OverridesParser.create().parse_override(word)
         value = override.value()  # functions such as int() are evaluated here

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from pydantic import StringConstraints
 
 from mptrain.config.targets import Target
-from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, StopFunction, TrainOptions
+from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, OnStep, StopFunction, TrainOptions
 from mptrain.parallel.torchrun import DistributedOptions
 from mptrain.precision.policy import Policy
 from mptrain.runlog.run_paths import check_run_name
@@ -152,6 +152,7 @@ class Config:
         model_defaults: Values in the model's file for other parts, such as learning rates and image size.
         warnings: Warnings about values that are valid but probably unintended; one sentence each.
         stop: Function of a Python program that is asked after each validation if training is to end.
+        on_step: Function of a Python program that is called after each attempted step.
     """
 
     task: Target
@@ -183,6 +184,7 @@ class Config:
     model_defaults: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     stop: StopFunction | None = field(default=None, compare=False, repr=False)
+    on_step: OnStep | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def yaml(self) -> str:

@@ -12,6 +12,7 @@ import math
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, PydanticUserError, ValidationError
@@ -48,6 +49,15 @@ HEADER = (
     "a file in {group}/ needs both or neither: the first line '# @package _global_', and its keys indented below "
     "'{group}:'"
 )
+
+
+def as_word(value: Any) -> str:
+    """Return what stands for a value in a word: of a class, a function or an object its name, or that of its class."""
+    values = value if isinstance(value, list | tuple) else [value]
+    if value is None or all(isinstance(each, str | int | float | Path) for each in values):
+        return show(value)
+    kind = type(value).__name__
+    return str(value).removeprefix("torch.") if kind in ("dtype", "device") else getattr(value, "__name__", kind)
 
 
 def check_value(value: Any, annotation: Any) -> Any:

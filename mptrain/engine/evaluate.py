@@ -18,7 +18,8 @@ from mptrain.engine.weights_io import set_extra_states
 from mptrain.numerics.tensors import saturated, whole
 from mptrain.system.process_state import other_random_numbers
 from mptrain.system.records import EvalRecord
-from mptrain.workloads.base.task import Exhibit
+from mptrain.system.words import listed
+from mptrain.workloads.base.task import Exhibit, Task
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Metrics of a model on a split, and pictures, texts or sounds that the task shows, by name, if requested."""
+    """Metrics of a model on a split, and pictures, texts or sounds that the task shows, by name, if requested.
+
+    ``doubts`` are warnings about the task's measures.
+    """
 
     record: EvalRecord
     exhibits: dict[str, Exhibit] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -56,6 +61,7 @@ def evaluate(
     """
     gathered, comm = SampleMetrics(), parts.comm
     exhibits: dict[str, Exhibit] = {}
+    scalars: tuple[Batch, dict[str, Tensor]] | None = None
     with measuring(parts, average=average) as (model, prepare, autocast):
         for batch in loader.batches(epoch=0):
             if stop():
@@ -69,11 +75,36 @@ def evaluate(
                     exhibits = parts.task.exhibits(model, prepared)
                 sums = parts.task.measure(model, prepared)
                 gathered.add(prepared, sums, parts.task.answers(model, prepared), sample_digests(batch))
+                named = {name: value for name, value in sums.items() if value.numel() == 1}
+                if named and scalars is None and comm.is_rank_zero:
+                    scalars = prepared, named
+        with autocast:  # last, because a model may keep state until it is restored
+            doubts = _means(parts.task, model, *scalars) if scalars is not None else ()
     gathered = gathered.over(comm)
     metrics = gathered.metrics(parts.task)
     reach = gathered.intervals(parts.task, metrics) if intervals else {}
     record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach, gathered.digest)
-    return EvalResult(record, {name: on_host(shown) for name, shown in exhibits.items()})
+    return EvalResult(record, {name: on_host(shown) for name, shown in exhibits.items()}, doubts)
+
+
+def _means(task: Task, model: nn.Module, batch: Batch, scalars: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return a warning if scalars that a task measures of a batch are means: those of its halves average to them.
+
+    Sums of the halves add up. The margins are wide enough for rounding in half precision, and a measure that draws
+    random numbers is no mean by chance: its sums would have to differ by half.
+    """
+    try:
+        halves = batch.split(2)
+        (first, second), share = (task.measure(model, half) for half in halves), halves[0].terms / batch.terms
+        means = [
+            name
+            for name, whole in scalars.items()
+            if abs(share * first[name] + (1 - share) * second[name] - whole) <= 0.01 * abs(whole)
+            and abs(first[name] + second[name] - whole) > 0.5 * abs(whole)
+        ]
+    except Exception:  # one sample has no halves, and a task may refuse some
+        return ()
+    return (f"measure() of the task returns {listed(means)} as a mean, not as a sum over its terms",) if means else ()
 
 
 @contextlib.contextmanager
@@ -102,16 +133,25 @@ def in_evaluation_mode(
     ``weights`` is entered before the model is in its evaluation mode, and left after it.
     """
     was_training = model.training
+    with undone(parts, model, parts.comm.rank), weights or contextlib.nullcontext():
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(was_training)
+
+
+@contextlib.contextmanager
+def undone(parts: Parts, model: nn.Module, seed: int) -> Iterator[None]:
+    """Restore generators of random numbers, which are seeded meanwhile, modes and buffers afterwards; no gradients."""
+    modes = [(module, module.training) for module in model.modules()]
     parts.plan.guard.snapshot()
     try:
-        with weights or contextlib.nullcontext():
-            model.eval()
-            try:
-                with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank):
-                    yield
-            finally:
-                model.train(was_training)
+        with torch.no_grad(), other_random_numbers(parts.device, seed):
+            yield
     finally:
+        for module, training in modes:
+            module.training = training
         parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
 
 

@@ -349,7 +349,7 @@ class Termination:
             kept = f"; weights and batch are saved in {self._paths.root}"
         else:
             kept = f"; the batch is saved in {failure}"
-        closer = f"{diagnosis.advice}; mptrain diagnose {self._paths.root} tries this on the saved step"
+        closer = f"{diagnosis.advice}; mptrain diagnose {self._paths.root} tries this"
         raise NumericsError(diagnosis.describe() + kept, closer)
 
     def _saved(self) -> str:

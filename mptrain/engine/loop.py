@@ -205,6 +205,7 @@ class Loop:
         over_overflow_limit = telemetry.step_log.over_overflow_limit(most)
         if over_overflow_limit is not None:
             self._termination.by_overflows(over_overflow_limit, batch, given, self._random)
+        self._monitor.after_step(given)
 
     def _evaluate_test(self) -> None:
         epoch = self.progress.epoch

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mptrain.optimizer.updater import Updater
+    from mptrain.workloads.base.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,43 @@ StopFunction: TypeAlias = Callable[[dict[str, float]], bool | str | None]
 
 
 @dataclass(frozen=True)
+class StepView:
+    """View of an attempted training step, which a Python program's function gets (``on_step=``).
+
+    All are references, without a transfer to the host: to read a value, the host waits for the device, and the next
+    step overwrites it, so clone what is to be kept.
+
+    Attributes:
+        step: Number of attempted steps so far, skipped ones included: that of the step's record.
+        epoch: Passes over the training data completed before this step, from 0.
+        model: The network that is trained, in training mode, as it is after the step: parameters in their training
+            dtypes, rounded from their FP32 copies if there are any; with sharded weights, this rank's shards. A task of
+            several networks has them as its children. It is no wrapper of torch.compile or DDP. What ``grad`` of a
+            parameter holds is not promised.
+        batch: This rank's part of the batch as the step was given it, on the device, in the input dtype; no memory of a
+            CUDA graph.
+        optimizers: Optimizer of each learner by name, ``main`` if there is only one: ``step`` is the number of applied
+            updates (float32, shape (1,), on the device) and ``state_dict()["state"]`` has moments by parameter name.
+        reasons: Reasons given to `stop`.
+    """
+
+    step: int
+    epoch: int
+    model: nn.Module
+    batch: Batch
+    optimizers: Mapping[str, Updater]
+    reasons: list[str] = field(default_factory=list)
+
+    def stop(self, why: str) -> None:
+        """End training after this step, on all ranks, for a reason that goes on record; the first one counts."""
+        self.reasons.append(str(why) or "on_step= ended training")
+
+
+#: Function of a Python program that is called after each attempted step, on every rank.
+OnStep: TypeAlias = Callable[[StepView], object]
+
+
+@dataclass(frozen=True)
 class Options:
     """User's options for a run itself, apart from the parts that it is built from."""
 
@@ -143,3 +186,4 @@ class Options:
     checkpoint: CheckpointOptions
     log: LogOptions
     stop: StopFunction | None = None
+    on_step: OnStep | None = None

@@ -218,7 +218,11 @@ def _is_foreign(cls: type) -> bool:
 
 def _is_own(definition: type | FunctionType) -> bool:
     """Return whether a class or function is a user's own, not a library's, whose names lead to registers of it all."""
-    name = str(definition.__module__)
+    return is_of_user(str(definition.__module__))
+
+
+def is_of_user(name: str) -> bool:
+    """Return whether a module of Python, given by name, is a user's own, and not of a library."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return name.partition(".")[0] not in _KNOWN_PACKAGES and "-packages/" not in str(file)  # site-, or dist- of Debian
 

@@ -6,8 +6,10 @@ Everything that the passes change is restored, so a rehearsed run trains exactly
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from mptrain.engine.failure_diagnosis import SAME_MODULES
 from mptrain.engine.module_trail import ModuleTrail
-from mptrain.engine.private_state import is_of_torch
+from mptrain.engine.private_state import is_of_torch, is_of_user
 from mptrain.engine.resources import memory_by_use, saved_bytes
 from mptrain.engine.step import accumulate_gradients
 from mptrain.numerics.overflow_check import judge
@@ -31,7 +33,7 @@ from mptrain.system.errors import ConfigError, EnvironmentRefused, FirstBatchErr
 from mptrain.system.process_state import other_random_numbers, random_state, set_random_state
 from mptrain.system.records import EventRecord
 from mptrain.system.torch_private import disable_current_modes, has_gradient_hooks, leaves, storage_key
-from mptrain.system.words import listed
+from mptrain.system.words import elided, listed
 
 if TYPE_CHECKING:
     from mptrain.engine.options import Options
@@ -489,11 +491,14 @@ def _explained(parts: Parts, trail: ModuleTrail, batch: Batch) -> Iterator[None]
                 "distributed=ddp",
             ) from error
         if not parts.policy.half or not any(words in str(error) for words in _NO_KERNEL):
+            line = _line_of_user(error)
+            hint = "choose a model and a task for the same kind of data: the option of a model chooses its own"
+            inside = f"; in module {trail.raised_in[0]}" if trail.raised_in and trail.raised_in[0] else ""
             raise FirstBatchError(
                 f"{type(parts.model).__name__} and {type(parts.task).__name__} fail on the first batch: "
-                f"{type(error).__name__}: {first_line}; {_kinds(batch)}",
-                "choose a model and a task for the same kind of data: the option of a model chooses its own; "
-                "--traceback shows where it failed"
+                f"{type(error).__name__}: {first_line}; {_kinds(batch)}{f'; at {line}' if line else inside}",
+                ("look at this line" if line else hint)
+                + "; --traceback shows where it failed"
                 + _channels_last(batch.inputs)
                 + rounding_of_indices(parts.policy, error)
                 + ("; if precision=fp32 works, mptrain diagnose names the operator" if parts.policy.half else ""),
@@ -507,6 +512,16 @@ def _explained(parts: Parts, trail: ModuleTrail, batch: Batch) -> Iterator[None]
             if native
             else f"add {module or 'the module'} to precision.keep_fp32, or choose another precision",
         ) from error
+
+
+def _line_of_user(error: BaseException) -> str:
+    """Return the innermost line of a user's own code that an exception has passed; empty if there is none."""
+    own = ""
+    passed = zip(traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True)
+    for (frame, _), line in passed:
+        if is_of_user(str(frame.f_globals.get("__name__", "mptrain"))):
+            own = f"{Path(line.filename).name}:{line.lineno} in {line.name}: {elided(line.line or '', 100)}"
+    return own.rstrip(": ")  # without the source, such as of code typed at a prompt
 
 
 def _kinds(batch: Batch) -> str:

@@ -8,20 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mptrain.engine.evaluate import evaluate
+from mptrain.engine.evaluate import evaluate, undone
 from mptrain.engine.exhibit import keep_exhibits
+from mptrain.engine.options import StepView
 from mptrain.engine.progress import EarlyStoppingState
 from mptrain.schedule.plateau import improves
 from mptrain.system.errors import ConfigError, Problem, did_you_mean
 from mptrain.system.records import EpochRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.options import EarlyStopping, Options, StopFunction, TrainOptions
+    from mptrain.engine.options import EarlyStopping, OnStep, Options, StopFunction, TrainOptions
     from mptrain.engine.parts import Parts
     from mptrain.engine.progress import Progress
     from mptrain.engine.step import Learner
     from mptrain.engine.telemetry import Telemetry
     from mptrain.schedule.plateau import Plateau
+    from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Task
 
 
@@ -110,11 +112,41 @@ def _answer(stop: StopFunction, metrics: dict[str, float]) -> str:
         ) from error
 
 
+def _show(on_step: OnStep, view: StepView, parts: Parts) -> None:
+    """Call the program's function after a step, which leaves no trace in training; ConfigError if it fails or might.
+
+    So a run with it has the bits of one without, and its configuration says how it was trained. Changes of parameters
+    would be on no record, and those of half-precision ones overwritten from their FP32 copies. Those through ``.data``
+    are not seen.
+    """
+    with undone(parts, parts.model, view.step):
+        before = _versions(parts)
+        try:
+            if on_step(view) is True:
+                raise TypeError("it returned True, which ends nothing: call stop(reason) of its argument")
+        except Exception as error:
+            what = f"on_step= failed at step {view.step}: {type(error).__name__}: {error}"
+            raise ConfigError(what, "it gets a view: step, epoch, model, batch, optimizers, stop(reason)") from error
+        if changed := [name for name, version in _versions(parts).items() if version != before[name]]:
+            what = f"on_step= changed the parameter {changed[0]} at step {view.step}, and it may only look"
+            raise ConfigError(what, "change weights in a forward pass or a hook of a module")
+
+
+def _versions(parts: Parts) -> dict[str, tuple[int, ...]]:
+    """Return by name what changes with a trained parameter; a DTensor and its shard have versions of their own."""
+    return {
+        name: (parameter._version, own._version, own.data_ptr(), parameter.requires_grad)
+        for weights in (learner.weights for learner in parts.learners)
+        for name, own, parameter in zip(weights.names, weights.masters.parts, weights.params, strict=True)
+    }
+
+
 class Monitor:
-    """Observer of validation metrics that ends training early and reduces learning rates, as configured."""
+    """Observer of validation metrics and steps that ends training early and reduces learning rates, as configured."""
 
     def __init__(self, parts: Parts, options: Options, progress: Progress, telemetry: Telemetry, planned: int) -> None:
-        self._parts, self._options, self._stop = parts, options.train.early_stopping, options.stop
+        self._parts, self._options = parts, options.train.early_stopping
+        self._stop, self._on_step = options.stop, options.on_step
         self._progress, self._telemetry, self._planned = progress, telemetry, planned
 
     @property
@@ -136,12 +168,35 @@ class Monitor:
         if self._stop is not None:
             self._ask(self._stop, metrics, epoch)
 
+    def after_step(self, batch: Batch) -> None:
+        """Let the functions of the program on all ranks, if any, look at the step of a batch, and end training.
+
+        All ranks must call this together, and get the ConfigError of one.
+        """
+        if self._on_step is None:
+            return
+        parts, error = self._parts, None
+        optimizers = {learner.name: learner.weights.updater for learner in parts.learners}
+        view = StepView(self._progress.step, self._progress.epoch, parts.model, batch, optimizers)
+        try:
+            _show(self._on_step, view, parts)
+        except Exception as raised:
+            error = raised
+        asked, failed = parts.comm.all_reduce_ints([bool(view.reasons), error is not None])
+        if failed:
+            parts.comm.raise_for_all(error)
+        if asked:
+            self._end(next(filter(None, parts.comm.all_gather_object(view.reasons)))[0])
+
     def _ask(self, stop: StopFunction, metrics: Mapping[str, float], epoch: int) -> None:
         """Let rank 0's function of the program decide for all ranks; ConfigError if it fails or gives no answer."""
         progress, comm = self._progress, self._parts.comm
         why = _answer(stop, {**metrics, "epoch": epoch, "step": progress.step}) if comm.is_rank_zero else ""
-        if why := comm.broadcast_object(why):
-            progress.stopped, progress.stopped_plan = why, self._planned
+        self._end(comm.broadcast_object(why))
+
+    def _end(self, why: str) -> None:
+        if why and not stopped_by_program(self._progress, self._planned):  # the first reason counts
+            self._progress.stopped, self._progress.stopped_plan = why, self._planned
             self._telemetry.event("stopped_early", why=why)
 
     def _reduce(self, learner: Learner, metrics: Mapping[str, float]) -> None:
@@ -228,6 +283,8 @@ class Validation:
         telemetry.report_faulty_samples()  # last exchange between ranks before the evaluation is recorded
         metrics = outcome.record.metrics
         telemetry.sink.take(outcome.record)
+        for doubt in () if progress.last else outcome.doubts:  # once in a run
+            telemetry.warn(doubt)
         if files := keep_exhibits(self._samples, progress.step, outcome.exhibits):  # empty except on rank 0
             telemetry.event("samples", files=files)
         if parts.task.metric is not None and parts.task.metric not in metrics:

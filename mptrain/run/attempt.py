@@ -217,13 +217,16 @@ def _prepare_directory(attempt: Attempt) -> tuple[Attempt, tuple[str, ...]]:
     known = frozenset(digests_of(parts.loaders["train"])) | (read_trained(source) if source else frozenset())
     write_trained(directory.paths.trained_samples, known)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
-    warnings = (*parts.warnings, *attempt.warnings, *lost, *other, *trained_on(known, parts))
+    advice = require_support(config.precision, parts.device).advice if parts.policy.half else ""
+    slow = (f"precision={config.precision.name} on {parts.device}: {advice}",) if advice else ()
+    warnings = (*slow, *parts.warnings, *attempt.warnings, *lost, *other, *trained_on(known, parts))
     return replace(attempt, warnings=warnings), other
 
 
 def _record_start(attempt: Attempt, loop: Loop, storage: Storage, *, forgive: bool) -> tuple[str, ...]:
     """Restore the checkpoint, record how the attempt begins, and return its notes with those on restoring."""
-    notes, warnings, step, parts = attempt.notes, attempt.warnings, attempt.from_step, attempt.parts
+    notes, step, parts = attempt.notes, attempt.from_step, attempt.parts
+    warnings = (*attempt.config.warnings, *attempt.warnings)  # the first were printed when the words were read
     if attempt.loaded is None:
         code = {} if parts.origin.code is None else {"model_code": parts.origin.code}
         start: dict[str, Any] = {"initial_weights": parts.origin.initial_weights, **code}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -115,7 +115,7 @@ def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:
     names = tuple(map(str, parts.dataset.facts().get("class_names", ())))
     numbers = {name: index for index, name in enumerate(names)}
     if "top1" not in parts.task.shares or len(names) < 2:
-        raise UsageError("--by-class is for classification: this task gives samples no classes", "leave it out")
+        raise UsageError("a confusion matrix is for classification: this task gives samples no classes", "leave it out")
     loader = parts.loaders[split]
     confusion = np.zeros((len(names), len(names)), dtype=np.int64)
     wrong: list[tuple[float, int, int, int]] = []
@@ -141,8 +141,9 @@ def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:
     wrong.sort(reverse=True)
     shown = wrong[:MOST]
     samples = [loader.split.fetch([index], 0, 0).inputs[0] for _, index, _, _ in shown]
+    text_of: Callable[[Tensor], str] = getattr(parts.dataset, "text_of", lambda sample: "")
     mistakes = [
-        Mistake(_name(parts, split, index), names[true], names[predicted], probability, _text(parts, sample))
+        Mistake(_name(parts, split, index), names[true], names[predicted], probability, text_of(sample))
         for (probability, index, true, predicted), sample in zip(shown, samples, strict=True)
     ]
     pictures = samples and all(sample.dim() == 3 and sample.shape[0] in (1, 3) for sample in samples)
@@ -159,11 +160,6 @@ def by_class(parts: Parts, split: str, *, average: bool) -> ByClass:
 def _name(parts: Parts, split: str, index: int) -> str:
     paths = getattr(getattr(parts.loaders[split].split, "listing", None), "paths", None)
     return paths[index] if paths else f"{split} {index}"
-
-
-def _text(parts: Parts, sample: Tensor) -> str:
-    vocabulary: Any = getattr(parts.dataset, "vocabulary", None)
-    return "" if vocabulary is None else vocabulary.text([token - 1 for token in sample.tolist() if token])
 
 
 def _grid(samples: list[Tensor], mistakes: list[Mistake]) -> bytes:
@@ -276,6 +272,7 @@ def evaluate_run(
     notes = [describe_change(*change) for change in changes]
     notes += (*changed_code(directory.root, parts), *trained_on(read_trained(directory.root), parts))
     notes += getattr(dataset, "warnings", ())  # of data that are not the run's
+    notes += dict.fromkeys(doubt for outcome in measured if outcome is not None for doubt in outcome.doubts)
     notes += changed_evaluation_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(
         root=directory.root,

@@ -15,7 +15,7 @@ from mptrain.config.schema import Config
 from mptrain.config.targets import Given
 from mptrain.config.value_checks import show
 from mptrain.engine.checkpointing import require_fit, require_same_schema
-from mptrain.engine.options import Options, StopFunction
+from mptrain.engine.options import OnStep, Options, StopFunction
 from mptrain.engine.parts import Parts
 from mptrain.engine.progress import EarlyStoppingState, Progress
 from mptrain.engine.validation import early_stop, stopped_by_program
@@ -66,12 +66,13 @@ def resume(
     show: Show,
     given: Mapping[str, Given] = MappingProxyType({}),
     stop: StopFunction | None = None,
+    on_step: OnStep | None = None,
 ) -> RunOutcome:
     """Resume training a run from its last intact checkpoint, and return its outcome when it is finished.
 
     ``run`` is the run directory, or ``last`` for the run that was started last. Overrides change the configuration from
     here on and are written to the run's ``config.yaml``. ``show`` is that of `launch`. A Python program gives parts by
-    group (``given``), and a function to ``stop``.
+    group (``given``), and functions to ``stop`` and to call ``on_step``.
 
     Raises:
         MptrainError: The run cannot be resumed, or failed.
@@ -79,7 +80,8 @@ def resume(
     directory = find_run(run)
     written = directory.read_config()
     config = reload_config(directory, overrides, given)
-    config = replace(config, overrides=_all_overrides(directory.read_overrides(), overrides), stop=stop)
+    words = _all_overrides(directory.read_overrides(), overrides)
+    config = replace(config, overrides=words, stop=stop, on_step=on_step)
     by_key = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
     check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:

@@ -59,6 +59,18 @@ class MptrainError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        """Lines that a traceback shows below the message (from Python 3.11 on): the hints, then notes of others.
+
+        A property, as a hint may change after the error was made. It returns the list to which ``add_note`` adds.
+        """
+        notes: list[str] = vars(self).setdefault("notes", [])
+        hints = [*(problem.hint for problem in getattr(self, "problems", ())), self.hint]
+        hints = [hint for hint in dict.fromkeys(hints) if hint and hint not in self.hint[:-1]]
+        notes[:] = [*(f"hint: {hint}" for hint in hints), *(note for note in notes if not note.startswith("hint: "))]
+        return notes
+
 
 class UsageError(MptrainError):
     """Error in the command line: an unknown command, or a malformed override."""

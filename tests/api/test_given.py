@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import mptrain
+from mptrain.api.run import in_python
 from mptrain.system.errors import ConfigError, DataError, NumericsError, Preempted, UsageError
 from mptrain.workloads.classification.task import Classify
 from tests.api.test_train import NAMED, Callback, state
@@ -207,6 +208,48 @@ def test_words_for_arguments_are_told():
     assert 'mptrain.train("train.epochs=3", "optimizer.lr=0.1", "train.batch_size=8")' in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ({"optimizer": torch.optim.Adam}, '("optimizer=adam")'),
+        ({"optimizer": torch.optim.Adam([torch.zeros(1)]), "lr": 0.1}, '("optimizer=adam", "optimizer.lr=0.1")'),
+        ({"optimizer": torch.optim.RMSprop}, '("optimizer=torch", "optimizer.name=RMSprop")'),
+        ({"scheduler": torch.optim.lr_scheduler.CosineAnnealingLR}, '("schedule=cosine")'),
+        ({"precision": torch.bfloat16, "device": torch.device("cpu")}, '("precision=bf16", "device=cpu")'),
+        ({"net": nn.Linear(2, 2), "val_data": (torch.zeros(2), torch.zeros(2))}, "(model=..., data=...)"),
+        ({"loss_scale": 128, "resume": True}, '("scaler=static", "scaler.scale=128", "run.resume=auto")'),
+        ({"callback": nn.Linear}, "(callbacks=...)"),
+        (
+            {"criterion": nn.MSELoss()},
+            "give as task= a class derived from mptrain.workloads.classification.task.Classify",
+        ),
+    ],
+)
+def test_objects_for_keywords_that_are_words_are_answered_with_these(words, meant):
+    with pytest.raises(UsageError) as refused:
+        mptrain.train(**words)
+    assert meant in refused.value.hint
+
+
+def own_loss(outputs, targets):
+    return (outputs - targets).square().mean()
+
+
+@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.MSELoss, nn.MSELoss(), own_loss])
+def test_a_loss_is_no_task(loss):
+    with pytest.raises(UsageError, match="a loss alone is no task") as refused:
+        mptrain.train(*TINY, task=loss, show=False)
+    assert "with def loss(self, model, batch)" in refused.value.hint
+
+
+def test_a_text_with_several_words_is_taken_apart_and_a_value_with_blanks_is_one(net):
+    with pytest.raises(ConfigError, match=r"'train.epochs=1 seed=2' is 2 words") as refused:
+        mptrain.train("train.epochs=1 seed=2")
+    assert refused.value.hint == "give each on its own: train.epochs=1, seed=2"
+    run = mptrain.train(*WORDS, "train.max_steps=1", "run.name='a b=c'", model=net, show=False)
+    assert run.paths.root.name == "a b=c"
+
+
 def test_a_module_that_cannot_be_copied_is_named():
     model = nn.Linear(2, 2)
     model.cache = (torch.ones(2, requires_grad=True) * 2,)  # no leaf: torch copies none
@@ -339,7 +382,59 @@ def test_what_goes_wrong_is_shown_with_its_hint_and_has_the_run(net):
     stop = Callback(6, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Preempted) as cut:
         mptrain.train(*WORDS, "run.name=cut", model=net, callbacks=[stop], show=False)
-    assert cut.value.hint == "continue with mptrain.open_run('outputs/cut', model=...).resume()"
+    assert cut.value.hint == "continue with: mptrain.open_run('outputs/cut', model=...).resume()"
+
+
+def test_hints_name_calls_that_a_run_with_parts_of_the_program_takes(net):
+    parts = {"model": net, "data": batch(96, 0)}
+    run = mptrain.train("train.epochs=1", "train.batch_size=16", "run.name=own", "threads=1", **parts, show=False)
+    with pytest.raises(ConfigError) as refused:
+        mptrain.train("train.epochs=2", "train.batch_size=16", "run.name=own", "run.resume=auto", **parts, show=False)
+    call = """mptrain.open_run('outputs/own', model=..., data=...).resume("KEY=VALUE")"""
+    assert refused.value.problems[-1].hint.endswith(f"or change it on purpose: {call}")
+    said = "mptrain diagnose outputs/own names the module"
+    for given, shown in (
+        (run, "mptrain.diagnose(model, loss_fn, batch) names the module"),
+        (mptrain.open_run("own"), said),
+    ):
+
+        @in_python
+        def failing(run):
+            raise NumericsError("none of 3 updates was applied", said)
+
+        with pytest.raises(NumericsError) as failed:
+            failing(given)
+        assert failed.value.hint == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("continue with: mptrain resume outputs/a; it is saved", "continue with: {}.resume(); it is saved"),
+        ("continue with: PYTHONPATH='my code' mptrain resume outputs/a extensions.allow=[b,c]",
+         'continue with: {}.resume("extensions.allow=[b,c]")'),
+        ("torchrun --nproc-per-node=2 -m mptrain resume outputs/a 'model.name=b c'", '{}.resume("model.name=b c")'),
+        ("with: mptrain eval outputs/a precision=fp32", 'with: {}.evaluate("precision=fp32")'),
+        ("write mptrain export outputs/a --raw", "write mptrain export outputs/a average=False"),
+    ],
+)  # fmt: skip
+def test_commands_on_a_run_become_calls(line, call):
+    @in_python
+    def failing(model=None):
+        raise UsageError("x", line)
+
+    with pytest.raises(UsageError) as failed:
+        failing(model=nn.Linear)
+    assert failed.value.hint == call.format("mptrain.open_run('outputs/a', model=...)")
+
+
+def test_a_confusion_matrix_of_a_run_that_does_not_classify_is_refused_in_words_of_the_call():
+    inputs, _ = batch(96, 0)
+    words = ("model=mlp", "task=regression", "train.max_steps=1", "threads=1")
+    run = mptrain.train(*words, data={"train": (inputs, inputs.mean((1, 2, 3)))}, show=False)
+    with pytest.raises(UsageError, match="a confusion matrix is for classification: this task gives") as refused:
+        run.confusion((inputs, inputs.mean((1, 2, 3))))
+    assert "by_class" not in f"{refused.value} {refused.value.hint}"
 
 
 def test_a_run_that_diverges_without_validation_data_has_failed():

@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import mptrain
 from mptrain import shelves
 from mptrain.engine.weights_io import read_weights
 from mptrain.run.evaluation import export_run
-from mptrain.system.errors import DataError, StorageError, UsageError
+from mptrain.system.errors import DataError, MptrainError, StorageError, UsageError
 from tests.report.folders import make_run
 from tests.small_runs import TINY, environment, run_in_process
 
@@ -77,7 +78,7 @@ def test_runs_are_listed_shown_and_plotted():
     found = mptrain.runs()
     assert [run.paths.root.name for run in found] == ["fp16_dynamic-1", "fp16_dynamic-0", "fp32-1", "fp32-0"]
     assert [run.overrides[-1] for run in mptrain.runs("outputs", "precision=fp32", "seed=1")] == ["threads=1"]
-    assert "<td>done</td>" in found[0]._repr_html_()
+    assert "<dd>done</dd>" in found[0]._repr_html_()
     assert "status done, steps 18" in repr(found[0])
     figure = found[0].plot("loss", "grad_norm", "loss_scale")
     assert len(figure.figure.axes) == 3
@@ -122,6 +123,37 @@ def test_evaluations_alone_are_plotted_and_a_run_without_records_has_nothing_to_
     make_run(tmp_path / "b", steps=0, status="failed")
     with pytest.raises(StorageError, match="has no step"):
         mptrain.open_run(tmp_path / "b").plot()
+
+
+def test_an_evaluation_with_missing_fields_is_left_out_of_a_figure_and_said(tmp_path):
+    root = make_run(tmp_path / "a", steps=20, metric=0.5)
+    with (root / "events.jsonl").open("a") as file:
+        file.write('{"event": "evaluation", "split": "val", "step": 30}\n')
+        file.write('{"event": "evaluation", "split": "val", "step": 40, "metrics": {"top1": null}}\n')
+    with pytest.warns(UserWarning, match="an evaluation has missing or invalid fields and is left out"):
+        (chart,) = mptrain.open_run(root).plot("val_top1").charts
+    assert [len(curve.x) for curve in chart.series] == [2]
+
+
+def test_a_run_shows_itself_without_secrets_and_markup(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
+    run = mptrain.open_run(make_run(tmp_path / "<b>", steps=3, words=("run.root=hunter2hunter2",)))
+    assert "<dd>run.root=${oc.env:MY_TOKEN}</dd>" in run._repr_html_()
+    assert "&lt;b&gt;" in run._repr_html_()
+    assert "\n" not in repr(run)
+
+
+def test_every_error_shows_its_hint_in_a_traceback(monkeypatch):
+    run = mptrain.open_run("fp32-0")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    calls = (lambda: run.columns("step"), mptrain.runs().to_dataframe, lambda: run.model("seed=1", best=1, averag=2))
+    for call in calls:
+        with pytest.raises(MptrainError) as refused:
+            call()
+        shown = traceback.format_exception(refused.value)
+        assert refused.value.hint
+        if sys.version_info >= (3, 11):
+            assert shown[-1] == f"hint: {refused.value.hint}\n"
 
 
 def test_completion_offers_the_names_for_programs_and_their_signatures():

@@ -75,6 +75,44 @@ def test_pictures_are_written_after_each_validation_and_named_in_the_events(tmp_
         assert picture.mode == "RGB"
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_mean_that_is_taken_for_a_sum_is_warned_of_once_and_changes_nothing(tmp_path, reduction):
+    kept, plain = Kept(), Kept()
+    loop = loop_of(tmp_path / "a", *TINY, kept=kept)
+    measure = type(loop.parts.task).measure
+
+    def measured(model, batch):
+        values = measure(loop.parts.task, model, batch)
+        reduced = {"none": lambda value: value, "sum": torch.sum, "mean": torch.mean}[reduction]
+        return {**values, "loss": reduced(values["loss"])}
+
+    object.__setattr__(loop.parts.task, "measure", measured)
+    loop.run()
+    warnings = [event.fields["message"] for event in kept.of(EventRecord) if event.kind == "warning"]
+    warned = [message for message in warnings if message.startswith("measure() of the task returns loss as a mean")]
+    assert len(warned) == (reduction == "mean")
+    loop_of(tmp_path / "b", *TINY, kept=plain).run()
+    top1 = [[record.metrics["top1"] for record in each.of(EvalRecord)] for each in (kept, plain)]
+    assert top1[0] == top1[1]
+    if reduction != "mean":
+        loss = [[record.metrics["loss"] for record in each.of(EvalRecord)] for each in (kept, plain)]
+        assert loss[0] == pytest.approx(loss[1], rel=1e-12)
+
+
+def test_a_measure_that_takes_no_half_of_a_batch_is_not_judged(tmp_path):
+    loop = loop_of(tmp_path, *TINY)
+    whole = loop.parts.loaders["val"].batch_size
+
+    def measured(model, batch):
+        if batch.samples != whole:
+            raise ValueError("half a batch")
+        return {"loss": model(batch.inputs).square().mean().double(), "top1": torch.zeros(whole)}
+
+    object.__setattr__(loop.parts.task, "measure", measured)
+    done = evaluate(loop.parts, loop.parts.loaders["val"].first_batch(), "val", 0, 0, lambda: False)
+    assert done.doubts == ()
+
+
 def test_a_task_without_a_metric_has_no_best_checkpoint_and_ends_in_order(tmp_path):
     loop = loop_of(tmp_path, *TINY)
     object.__setattr__(loop.parts.task, "metric", None)

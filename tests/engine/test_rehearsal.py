@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import re
 
 import pytest
 import torch
@@ -60,6 +62,17 @@ def test_an_error_of_another_kind_is_not_taken_for_a_missing_kernel():
     with pytest.raises(FirstBatchError, match="Sequential and Classify fail on the first batch: Runtime") as got:
         rehearse(parts, first_batch(parts))
     assert isinstance(got.value.__cause__, RuntimeError)
+    assert re.search(r"inputs .* and targets .*; at test_rehearsal.py:\d+ in loss: return model", str(got.value))
+    assert "look at this line" in got.value.hint
+
+
+def test_a_model_of_a_library_that_does_not_fit_is_answered_with_its_module():
+    parts, _ = parts_of(*TINY)
+    batch = first_batch(parts)
+    batch = dataclasses.replace(batch, inputs=batch.inputs[..., :5])
+    with pytest.raises(FirstBatchError, match=r"and targets int64 \[16\]; in module \d+") as got:
+        rehearse(parts, batch)
+    assert got.value.hint.startswith("choose a model and a task for the same kind of data")
 
 
 class Counter(nn.Module):

@@ -81,7 +81,7 @@ def test_texts_are_shown(tmp_path):
 def test_other_tasks_are_refused_and_the_page_is_written_and_printed(tmp_path):
     words = ("model=ssd_small", "dataset.train_samples=16", "dataset.val_samples=4", "dataset.test_samples=4")
     run = trained(tmp_path, *words, "train.epochs=1", "train.batch_size=8")
-    with pytest.raises(UsageError, match="--by-class is for classification"):
+    with pytest.raises(UsageError, match="a confusion matrix is for classification"):
         evaluate_run(run, (), "last", average=True, by_classes=True)
     (tmp_path / "digits").mkdir()
     trained(tmp_path / "digits", *TINY)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mptrain.api.run import open_run
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.engine.interrupt import EndRequested
@@ -54,7 +55,7 @@ def test_a_record_that_was_damaged_is_told_and_the_run_goes_on(broken_off, capsy
     assert (broken_off / "steps.jsonl").read_bytes().count(b"\n") == 4
     events = [json.loads(line) for line in (broken_off / "events.jsonl").read_text().splitlines()]
     (resumed,) = [event for event in events if event["event"] == "resume"]
-    assert "is damaged" in resumed["warnings"][0]
+    assert "is damaged" in " ".join(resumed["warnings"])
 
 
 def test_a_configuration_that_no_command_changed_is_refused_and_goes_on_when_asked_for(broken_off, capsys):
@@ -183,7 +184,20 @@ def test_what_is_not_as_it_was_asked_for_is_warned_of_and_on_record(tmp_path, mo
     ) in (0, 4)
     assert f"warning: {said}" in capsys.readouterr().err
     events = [json.loads(line) for line in (tmp_path / "outputs" / "run" / "events.jsonl").read_text().splitlines()]
-    assert [event["message"][:40] for event in events if event["event"] == "warning"][:1] == [said[:40]]
+    messages = [event["message"] for event in events if event["event"] == "warning"]
+    assert [message for message in messages if message.startswith(said[:40])]
+    slow = "same numerics as tensor cores, but not faster than FP32"
+    assert [message for message in messages if message.endswith(slow)]
+
+
+def test_warnings_about_the_configuration_are_printed_once_and_on_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*WORDS, "train.max_steps=1", "scaler.init_scale=1000"]) == 0
+    (said,) = compose([*WORDS, "scaler.init_scale=1000"]).warnings
+    assert capsys.readouterr().err.count(said) == 1
+    assert said in open_run("outputs/run").warnings
+    assert main(["resume", "run", "train.max_steps=2", "scaler.init_scale=1000"]) == 0
+    assert open_run("outputs/run").warnings.count(said) == 1
 
 
 def test_the_header_says_how_many_parameters_are_trained_where_those_are_not_all(tmp_path, monkeypatch, capsys):

@@ -99,7 +99,7 @@ def test_a_run_is_no_place_for_other_files_however_it_is_named(tmp_path, monkeyp
     places += [tmp_path / "b" / ".." / "a" / "checkpoints" / "w.pt"]
     monkeypatch.chdir(run.paths.checkpoints)
     for place in (*places, Path(os.path.relpath(places[0]))):
-        with pytest.raises(StorageError, match=r"(is|lies in) the run .*/a$"):
+        with pytest.raises(StorageError, match=r"(?m)(is|lies in) the run .*/a$"):
             require_target(place)
     require_target(run.paths.export / "w.pt", run.paths.export)
     require_target(tmp_path / "b" / "w.pt", run.paths.export)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 
@@ -48,6 +49,16 @@ def test_the_drawn_tree_names_every_class_with_its_base_and_code():
     missing, gone = sorted(names - set(EXIT_CODES)), sorted(set(EXIT_CODES) - names)
     assert not missing, f"add {missing} to EXIT_CODES in tests/test_errors.py"
     assert not gone, f"mptrain/system/errors.py has no {gone}: take it out of EXIT_CODES in tests/test_errors.py"
+
+
+def test_notes_are_the_hints_as_they_are_now_and_what_others_add():
+    error = ConfigError([Problem("a", "write 2"), Problem("b"), Problem("c", "write 3"), Problem("d", "write 2")])
+    assert error.__notes__ == ["hint: write 2", "hint: write 3"]
+    error.hint = "write 2; the model is as it was"
+    vars(error)["notes"].append("in epoch 3")  # as add_note does, from Python 3.11 on
+    assert error.__notes__ == ["hint: write 3", "hint: write 2; the model is as it was", "in epoch 3"]
+    again = pickle.loads(pickle.dumps(StorageError("x", "y")))
+    assert (again.__notes__, StorageError("x").__notes__) == (["hint: y"], [])
 
 
 def test_a_config_error_keeps_every_problem_in_order():

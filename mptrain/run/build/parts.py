@@ -426,7 +426,7 @@ def build(
     _require_compatible(config, parts, trains=trains)
     # Again: the construction of the model drew as many numbers as its layers needed.
     seed_everything(config.seed)
-    return parts, Options(config.train, config.checkpoint, config.log, config.stop)
+    return parts, Options(config.train, config.checkpoint, config.log, config.stop, config.on_step)
 
 
 def _prepare_process(config: Config, comm: Communicator) -> torch.device:

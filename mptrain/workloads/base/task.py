@@ -103,7 +103,7 @@ class Task(Protocol):
 
         The engine calls this in evaluation mode, without gradients, with separate random numbers that are the same in
         every evaluation, and sums up the quantities over a split. A scalar, the sum over the whole batch, is accepted
-        too, but then no confidence interval can be computed.
+        too, but then no confidence interval can be computed. A mean over the batch is wrong: an evaluation warns of it.
         """
         ...
 

@@ -69,7 +69,7 @@ class LabelledSplit(Split):
 class LabelledDataset(SplitDataset[LabelledSplit]):
     """Data set of labelled texts; token numbers in a batch are one higher than in the vocabulary: 0 is padding.
 
-    Those of a tokenizer are its own, and ``vocabulary`` is then None.
+    Those of a tokenizer are its own.
     """
 
     class_names: tuple[str, ...]
@@ -77,10 +77,9 @@ class LabelledDataset(SplitDataset[LabelledSplit]):
     sequence_length: int
     inputs: ClassVar[str] = "texts"
 
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """Vocabulary that was learned from the training texts; None with a tokenizer."""
-        return None if isinstance(self.encoding, Tokenizer) else self.encoding
+    def text_of(self, sample: Tensor) -> str:
+        """Return the text of a sample, int64 ``[T]`` without padding, with the tokens that a tokenizer has added."""
+        return self.encoding.text((sample if isinstance(self.encoding, Tokenizer) else sample - (PAD + 1)).tolist())
 
     @override
     def facts(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_what_a_users_constructor_raises_is_told_as_theirs(tmp_path, monkeypatch
     (tmp_path / "own_parts.py").write_text(f"def broken(**given):\n    raise {raised}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
-    with pytest.raises(ConfigError, match=f"own_parts.broken cannot be built with .*{re.escape(said)}$") as refused:
+    with pytest.raises(ConfigError, match=f"(?m)own_parts.broken cannot be built with .*{re.escape(said)}$") as refused:
         parts_of(f"{group}._target_=own_parts.broken", "extensions.allow=[own_parts]")
     assert refused.value.hint == "--traceback shows where it failed"
 

@@ -263,7 +263,7 @@ def test_a_named_folder_is_a_sweep_of_ours_or_nothing_yet(composer, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").touch()
     for name in ("run", "run/below"):
-        with pytest.raises(StorageError, match=r"(is|lies in) the run .*run$"):
+        with pytest.raises(StorageError, match=r"(?m)(is|lies in) the run .*run$"):
             sweep_folder(replace(options, name=name))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").touch()

@@ -146,7 +146,7 @@ def test_skipped_samples_are_counted_once_whoever_found_them(workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stop_reaches_the_caller_with_its_message_and_hint(workers):
     loader = Loader(Numbers(20, False, unusable=[3], on_error="stop"), 4, 0, shuffle=True, workers=workers)
-    with pytest.raises(DataError, match=r"^file3: empty$") as caught:
+    with pytest.raises(DataError, match=r"(?m)^file3: empty$") as caught:
         order(loader, 0)
     assert "dataset.on_error=skip" in caught.value.hint
     assert caught.value.exit_code == 6

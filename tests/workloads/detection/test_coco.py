@@ -165,7 +165,7 @@ def test_pictures_of_short_lists_are_read_before_training(tmp_path, monkeypatch,
 def test_missing_pictures_and_folders_are_found_before_training(tmp_path, stops_or_skips):
     write(tmp_path, "mine", content())
     (tmp_path / "mine" / "b.png").unlink()
-    data = stops_or_skips(load_coco, rf"^{tmp_path}/mine/b\.png: the file does not exist$", root=tmp_path, **OWN)
+    data = stops_or_skips(load_coco, rf"(?m)^{tmp_path}/mine/b\.png: the file does not exist$", root=tmp_path, **OWN)
     assert (len(data.train), data.describe()) == (1, "3x32x32")
     (tmp_path / "mine").rename(tmp_path / "elsewhere")
     for on_error in ("stop", "skip"):

@@ -160,7 +160,7 @@ def test_lists_that_are_there_are_named_with_their_words(root, monkeypatch, insi
     monkeypatch.setattr(torchvision.datasets, "VOCDetection", lambda *args, **kwargs: pytest.fail("fetched"))
     folder = "" if inside else "mine/"
     choice = {"root": root / "mine"} if inside else {"root": root, "train": ["mine/nosuch"]}
-    with pytest.raises(DataError, match=rf"has the lists {folder}train, {folder}val$") as error:
+    with pytest.raises(DataError, match=rf"(?m)has the lists {folder}train, {folder}val$") as error:
         load_voc(**choice)
     assert f"'dataset.train=[{folder}train]' 'dataset.val=[{folder}val]' 'dataset.test=[]'" in error.value.hint
 

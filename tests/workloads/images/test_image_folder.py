@@ -230,7 +230,7 @@ def test_mirroring_follows_the_first_draw(tmp_path):
 def test_a_folder_that_has_gone_is_told_from_a_broken_file(root):
     dataset = load_image_folder(root=root, image_size=8, workers=0)
     (root / "train").rename(root / "away")
-    with pytest.raises(DataError, match=rf"ant/.*: the folder {root}/train no longer exists$") as gone:
+    with pytest.raises(DataError, match=rf"(?m)ant/.*: the folder {root}/train no longer exists$") as gone:
         dataset.train.fetch([0, 1], 0, 0)
     assert "resume" in gone.value.hint
     (root / "away").rename(root / "train")

@@ -102,13 +102,13 @@ def test_a_share_of_training_images_makes_val_the_test_split(classes, tmp_path):
     data = load(root, val_share=0.1)
     assert len(data.train) + len(data.val) == 70
     assert (len(data.val), len(data.test)) == (len(load(root / "train", val_share=0.1).val), 3)
-    with pytest.raises(ConfigError, match=r"dataset.test_share=0.1, but the test images are those in .*val$"):
+    with pytest.raises(ConfigError, match=r"(?m)dataset.test_share=0.1, but the test images are those in .*val$"):
         load(root, val_share=0.1, test_share=0.1)
     put(root / "test" / "ant", 2)
     data = load(root, val_share=0.1)
     assert len(data.test) == 2
     assert data.warnings == (f"{root}/val is not used: the validation images are held out of those for training",)
-    with pytest.raises(ConfigError, match=r"dataset.test_share=0.5, but the test images are those in .*test$"):
+    with pytest.raises(ConfigError, match=r"(?m)dataset.test_share=0.5, but the test images are those in .*test$"):
         load(root, test_share=0.5)
 
 

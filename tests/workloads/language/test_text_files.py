@@ -249,10 +249,10 @@ class TestText:
         (tmp_path / "more.train.txt").write_text("")
         for name, content in (("a.valid.txt", ""), ("b.valid.txt", " \n\n")):
             (tmp_path / name).write_text(content)
-            with pytest.raises(DataError, match=rf"^text: there is no text in {tmp_path}/{name}$") as error:
+            with pytest.raises(DataError, match=rf"(?m)^text: there is no text in {tmp_path}/{name}$") as error:
                 load_text(path=tmp_path / name, tokens="char")
             assert "dataset.path" in error.value.hint
-        with pytest.raises(DataError, match=r"there is no text in .*a\.valid\.txt, nor in 1 more$"):
+        with pytest.raises(DataError, match=r"(?m)there is no text in .*a\.valid\.txt, nor in 1 more$"):
             load_text(path=tmp_path, sequence_length=8)
         (tmp_path / "b.valid.txt").write_text("one two " * 50)
         assert len(load_text(path=tmp_path, sequence_length=8).val) == 12

@@ -77,7 +77,7 @@ def test_what_is_too_loud_is_clipped_and_does_not_wrap_around(tmp_path):
     assert read_recording(tmp_path / "a.wav").tolist() == [32767, -32768]
 
 
-NO_WAV = r"is not a WAV file that can be read \(.+\)$"
+NO_WAV = r"(?m)is not a WAV file that can be read \(.+\)$"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
 
     (tmp_path / "a.wav").write_bytes(b"")
     monkeypatch.setattr(wavfile, "read", refuse)
-    with pytest.raises(RecordingError, match=r"a.wav: cannot be read: Permission denied$"):
+    with pytest.raises(RecordingError, match=r"(?m)a.wav: cannot be read: Permission denied$"):
         read_recording(tmp_path / "a.wav")
 
 

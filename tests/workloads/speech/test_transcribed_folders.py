@@ -99,7 +99,7 @@ class TestManifests:
         [
             ([], {}, "gone NO\n", r"s\.trans\.txt line 2: there is no recording gone next to it"),
             ([], {"gone": "no"}, "", r"gone\.txt: there is no recording of this name next to it"),
-            (["mute"], {}, "", r"mute\.wav: has no transcript next to it$"),
+            (["mute"], {}, "", r"(?m)mute\.wav: has no transcript next to it$"),
             (["mute", "mute2"], {}, "", r"mute\.wav: has no transcript next to it \(and 1 more like it\)"),
             (["mute"], {}, "mute\n", r"s\.trans\.txt line 2: .*mute\.wav: its transcript is empty"),
             (["mute"], {"mute": " \n"}, "", r"mute\.txt: is empty, so the recording next to it has no transcript"),

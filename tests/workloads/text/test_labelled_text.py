@@ -35,7 +35,7 @@ def texts(dataset, split):
     batch = split.fetch(range(len(split)), 0, 0)
     rows = [[number - 1 for number in row if number != PAD] for row in batch.inputs.tolist()]
     return [
-        (dataset.class_names[label], dataset.vocabulary.text(row))
+        (dataset.class_names[label], dataset.encoding.text(row))
         for label, row in zip(batch.targets.tolist(), rows, strict=True)
     ]
 
@@ -50,7 +50,7 @@ def test_files_of_each_kind_give_every_part_both_classes(tmp_path, suffix):
     assert [{label for label, _ in part} for part in found] == [{"cat", "dog"}] * 3
     assert set(found[0]) <= {(label, " ".join(text.split())) for label, text in LINES}
     largest = max(int(split.fetch([0], 0, 0).inputs.max()) for split in splits)
-    assert dataset.facts()["vocabulary_size"] == len(dataset.vocabulary) + 1 > largest
+    assert dataset.facts()["vocabulary_size"] == len(dataset.encoding) + 1 > largest
 
 
 def test_a_batch_is_padded_at_its_end_and_long_texts_are_cut(tmp_path):

@@ -97,6 +97,8 @@ def test_a_text_to_classify_has_the_added_tokens_and_their_padding(tmp_path, tok
     width = max(map(len, expected))
     rows = {tuple(row + [padding] * (width - len(row))) for row in expected}
     assert set(map(tuple, inputs.tolist())) == rows
+    (sample,) = dataset.train.fetch([0], 0, 0).inputs
+    assert dataset.text_of(sample) == theirs.decode(sample) != ""
     facts = {n: fact for n, fact in dataset.facts().items() if n not in ("class_names", "num_outputs")}
     for name in ("gpt2", "bert", "roberta") if tokenizer is of_words else ("gpt2", "bert"):
         model = sequence_classifier(name=name, **facts).eval()
