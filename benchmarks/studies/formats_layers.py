@@ -42,7 +42,7 @@ def choices(name: str, emulate: str) -> dict[str, list[str]]:
     named = list(report.keep(emulate))
     rest = [module for module in modules if module not in named]
     others = random.Random(0).sample(rest, min(len(named), len(rest)))
-    kept = ([], named, modules[-1:], [modules[0], modules[-1]], others)
+    kept: tuple[list[str], ...] = ([], named, modules[-1:], [modules[0], modules[-1]], others)
     return dict(zip(ARMS, kept, strict=True))
 
 
