@@ -182,13 +182,14 @@ class _Products:
 
     def take(self, call: ProductCall, module: str) -> None:
         """Count a product that a module, by name, runs."""
-        count = flops(call)
+        count, name = flops(call), call.operator.overloadpacket.__name__.strip("_").removesuffix("_backward")
+        name = f"{'attention' if 'attention' in name else name} in {module or 'the model'}"
         if count is None:
-            self._unknown[f"{call.operator.overloadpacket.__name__} in {module or 'the model'}"] += 1
+            self._unknown[name] += 1
         elif call.role is not None:
             self._layers[call.layer] += count
         else:
-            self._others[f"{call.operator.overloadpacket.__name__} in {module or 'the model'}"] += count
+            self._others[name] += count
 
     def coverage(self) -> Coverage:
         """Return what was counted."""
