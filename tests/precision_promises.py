@@ -20,4 +20,7 @@ PROMISED = {
     "bf16_pure": (BF16, BF16, BF16),
     "bf16_stochastic": (BF16, BF16, BF16),
     "bf16_kahan": (BF16, BF16, BF16),
+    "fp8_current_emulated": (F32, F32, F32),
+    "mxfp8_emulated": (F32, F32, F32),
+    "nvfp4_emulated": (F32, F32, F32),
 }

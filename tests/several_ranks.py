@@ -60,6 +60,7 @@ def _train(overrides: list[str], ranks) -> dict:
         "events": [[record.kind, record.step] for record in kept.records if hasattr(record, "kind")],
         "weights": digest_of_weights(gather_model(parts).float()),
         "averages": averages,
+        "products": dict(parts.plan.products.calls),
     }
 
 

@@ -22,6 +22,7 @@ from mptrain.config.overrides import ParsedOverrides, check_key, how_to_choose
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
 from mptrain.config.section_checks import (
     check_compatible,
+    check_emulation,
     check_target,
     check_train,
     keys_of,
@@ -86,6 +87,8 @@ def assemble(
         problems += check_compatible(sections["precision"], targets["optimizer"], engine)
     learner_nodes = tree.get("learners") or {}
     learners: dict[str, LearnerChoices] = {}
+    if sections["train"] and sections["precision"]:
+        problems += check_emulation(sections["precision"], sections["train"])
     if sections["train"]:
         problems += check_train(sections["train"])
         if not problems:

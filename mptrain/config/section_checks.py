@@ -72,6 +72,15 @@ def _check_torch_rule(policy: Policy, name: str, engine: str) -> list[Problem]:
     return problems
 
 
+def check_emulation(policy: Policy, train: TrainOptions) -> list[Problem]:
+    """Return the problems of emulated formats with what does not run a step operator by operator on the host."""
+    what = f"with precision.emulate={policy.emulate}: the host decides for each operator which operands are rounded"
+    compiled = Problem(f"train.compile=true {what}", "set train.compile=false")
+    captured = Problem(f"train.engine=graph {what}", "set train.engine=eager")
+    asked = ((compiled, train.compile), (captured, train.engine == "graph"))
+    return [problem for problem, wanted in asked if wanted and policy.emulate is not None]
+
+
 def check_train(train: TrainOptions) -> list[Problem]:
     """Return the problems between fields of section ``train``: more micro-batches per update than samples."""
     if train.accumulate <= train.batch_size:

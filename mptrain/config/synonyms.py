@@ -34,6 +34,9 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "bf16_pure": "bf16-true",
         "bf16_stochastic": "stochastic stochastic_rounding",
         "bf16_kahan": "kahan kahan_sum",
+        "fp8_current_emulated": "fp8 float8 fp8_current fp8_tensor tensorwise",
+        "mxfp8_emulated": "mxfp8",
+        "nvfp4_emulated": "nvfp4 fp4",
         "fp32": f"32 32-true O0 float32 float single full {_OFF}",
     },
     "scaler": {

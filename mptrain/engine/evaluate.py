@@ -115,11 +115,11 @@ def measuring(
 
     All ranks must enter this together. Afterwards the model and the generators of random numbers are as before.
     """
-    wide = parts.policy.eval == "fp32" and parts.policy.half
+    wide = parts.policy.eval == "fp32" and parts.policy.reduced
     prepare = parts.prepare_float32 if wide else parts.prepare
-    inert = contextlib.nullcontext()
-    products, autocast = (inert, inert) if wide else (parts.plan.products.context, parts.plan.autocast)
-    model = gather_model(parts)
+    inert, model = contextlib.nullcontext(), gather_model(parts)
+    of_model = parts.plan.products if model is parts.model else parts.plan.products.of(model)
+    products, autocast = (inert, inert) if wide else (of_model.context, parts.plan.autocast)
     with in_evaluation_mode(parts, model, _weights_to_measure(parts, model, wide=wide, average=average)), products:
         yield model, prepare, autocast
 

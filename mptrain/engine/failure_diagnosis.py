@@ -186,7 +186,7 @@ def require_success(
 
     Raises NumericsError if a learner applied no update, and not only because its initial loss scale was still
     decreasing, for which there is a warning; or if a loss or the task's ``metric`` is not finite in the last
-    evaluation. ``half`` says that the run computes in half precision. ``root``, the run directory, is for a command.
+    evaluation. ``half`` says that it computes in less than FP32. ``root``, the run directory, is for a command.
     """
     warnings, examine = [], f"mptrain diagnose {root}"
     for log in learner_logs:

@@ -108,7 +108,7 @@ class Loop:
     def require_success(self) -> None:
         """Raise NumericsError if the run trained nothing because of its numerics; warn if it was too short to."""
         parts, logs, root = self.parts, self.telemetry.step_log.learner_logs, self.storage.paths.root
-        for warning in require_success(self.progress, logs, parts.task.metric, root, half=parts.policy.half):
+        for warning in require_success(self.progress, logs, parts.task.metric, root, half=parts.policy.reduced):
             self.telemetry.warn(warning)
 
     def _train(self) -> None:
@@ -185,6 +185,7 @@ class Loop:
         parts, progress, telemetry = self.parts, self.progress, self.telemetry
         most, step = self.options.train.max_consecutive_overflows, progress.step + 1
         parts.comm.begin_step(parts.loaders["train"].seed, step)
+        parts.plan.products.begin_step(parts.loaders["train"].seed, step, parts.comm.rank)
         if telemetry.step_log.may_reach_limit(most):
             self._random = random_state(parts.device)
         telemetry.expect(*parts.fault.records(step))

@@ -26,6 +26,7 @@ from mptrain.numerics.tensors import is_sharded, part, part_for
 from mptrain.parallel.strategy import SingleProcessStrategy
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus, check_step
+from mptrain.precision.emulation import check_emulated
 from mptrain.runlog.checkpoint_data import check_plain
 from mptrain.scaler.base import with_scale
 from mptrain.system.device import capabilities, widest
@@ -126,6 +127,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     trail, guard = ModuleTrail(check_finite=False), parts.plan.guard
     census = OperatorCensus(trail.module)
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
+    plan.products.calls.clear()  # of passes before, in other networks
     missing, doubts, saved = list[str](), list[str](), [0]
     known: dict[int, torch.Tensor] = {id(parameter): parameter for parameter in parts.model.parameters()}
     batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
@@ -171,6 +173,8 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     model = parts.model if parts.blank is None else parts.blank  # has the dtypes of a forward pass
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
+    if in_fp32 := check_emulated(parts.policy, plan.products.calls):
+        doubts.append(in_fp32)
     return Rehearsal(
         {**untrained_parameters(parts), "no_gradient": missing},
         census.table(),

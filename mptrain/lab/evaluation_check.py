@@ -37,7 +37,7 @@ def check_evaluation(
     """
     if not _nonfinite(parts):
         return None
-    exact = wide() if parts.policy.half else parts
+    exact = wide() if parts.policy.reduced else parts
     if batch is not None:
         for run in {id(run): run for run in (parts, exact)}.values():
             _settle(run, batch.cast(input_dtype(run.policy)))
@@ -57,7 +57,7 @@ def check_evaluation(
     if not breaking:  # a metric that needs more samples
         return None
     first = breaking[0]
-    also = " in FP32 too" if parts.policy.half and not helps else ""
+    also = " in FP32 too" if parts.policy.reduced and not helps else ""
     what = f"an evaluation of one batch gives {' and '.join(wrong)}{also}, although the training step is finite"
     if helps:
         hint = "evaluate in FP32 (precision.eval=fp32)"

@@ -172,6 +172,7 @@ class Observed(Products):
 
     def __init__(self, mode: EagerMode, products: Products) -> None:
         super().__init__(products.operators)
+        self.calls = products.calls
         self.context = _Nested(products.context, mode)
 
 

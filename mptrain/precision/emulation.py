@@ -12,16 +12,21 @@ gradient of a weight has no such operand: it has an input of the layer, and auto
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
+from typing_extensions import override
 
+from mptrain.numerics.quantization import RULES, Rule, hadamard, quantize, round_to
 from mptrain.numerics.quantization import Role as Operand
-from mptrain.numerics.quantization import Rule, hadamard, quantize, round_to
-from mptrain.precision.upcast import PRODUCTS, EagerMode, Products
+from mptrain.precision.census import PromiseBroken
+from mptrain.precision.policy import Policy
+from mptrain.precision.upcast import PRODUCTS, EagerMode, Products, products
 from mptrain.system.torch_private import (
     current_autograd_node,
     disable_current_modes,
@@ -87,6 +92,11 @@ class EmulatedProducts(EagerMode):
         kept: Names of parameters whose products stay in FP32.
         report: Function that is given each product.
         generator: Generator of stochastic rounding.
+
+    Attributes:
+        calls: Number of products so far that were ``emulated``, of layers that were ``kept`` as they are, and of
+            ``others``, without a parameter.
+        seed: Seed of the generator whenever the mode is entered; None lets it go on.
     """
 
     def __init__(
@@ -99,6 +109,8 @@ class EmulatedProducts(EagerMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rule, self.kept = rule, frozenset(kept)
+        self.calls: Counter[str] = Counter()
+        self.seed: int | None = None
         self._model, self._report, self._generator = model, report, generator
         self._weights: dict[int, str] = {}  # names of parameters by memory
         self._inputs: dict[int, set[str]] = {}  # names of the layers that were given an activation, by its memory
@@ -111,6 +123,8 @@ class EmulatedProducts(EagerMode):
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
             self._name_parameters()
+            if self._generator is not None and self.seed is not None:
+                self._generator.manual_seed(self.seed)
             # A recomputation that ends early leaves out the last product, whose input would not be known.
             stack.enter_context(set_checkpoint_early_stop(False))
             for module in self._model.modules():
@@ -272,7 +286,12 @@ class EmulatedProducts(EagerMode):
         self._referred.append(weak_reference(tensor.untyped_storage()))
         return _memory(tensor)
 
+    def on(self, model: nn.Module) -> EmulatedProducts:
+        """Return the same mode for a model with the same names of parameters."""
+        return EmulatedProducts(model, self.rule, self.kept, self._report, self._generator)
+
     def _note(self, call: ProductCall) -> None:
+        self.calls["emulated" if call.emulated else "others" if call.role is None else "kept"] += 1
         if self._report is not None:
             self._report(call)
 
@@ -286,8 +305,67 @@ def _memory(tensor: Tensor) -> int:
 
 
 class Emulation(Products):
-    """Choice of kernels whose context computes the products of layers in an emulated format."""
+    """Choice of kernels whose context computes the products of layers in an emulated format.
+
+    Random bits are the same in each pass of a step, as an examination of it repeats them.
+    """
 
     def __init__(self, mode: EmulatedProducts) -> None:
         super().__init__()
-        self.context = mode
+        self.context = self.mode = mode
+        self.calls = mode.calls
+
+    @override
+    def leave_out_idle(self, model: nn.Module, in_half: Collection[Any]) -> None:
+        """Keep the context, which has no operators in half precision to look for."""
+
+    @override
+    def begin_step(self, seed: int, step: int, rank: int = 0) -> None:
+        # Not the generators of the run: with the same seed, all modes draw the same numbers for dropout.
+        self.mode.seed = int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
+
+    @override
+    def of(self, model: nn.Module) -> Products:
+        return Emulation(self.mode.on(model))
+
+
+def products_of(
+    policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], device: torch.device, *, compiled: bool = False
+) -> Products:
+    """Return the choice of kernels of a run: that of emulated formats, or `mptrain.precision.upcast.products`.
+
+    Args:
+        policy: The precision policy.
+        model: The model, cast and placed.
+        kept: Its modules that are kept in FP32. A parameter that they share with others stays in FP32 in both.
+        device: Device of the model.
+        compiled: Whether torch.compile generates the kernels.
+    """
+    if policy.emulate is None:
+        return products(policy, device, compiled=compiled)
+    rule, own = RULES[policy.emulate], {id(p) for module in kept.values() for p in module.parameters()}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in own]
+    generator = torch.Generator(device) if rule.stochastic else None
+    return Emulation(EmulatedProducts(model, rule, names, generator=generator))
+
+
+def check_emulated(policy: Policy, calls: Mapping[str, int]) -> str:
+    """Return a sentence on the products of a step that stayed in FP32; empty if none did, or the mode emulates none.
+
+    Raises PromiseBroken if all of them did. ``calls`` is that of `Products`, counted in the step.
+    """
+    if policy.emulate is None:
+        return ""
+    emulated, kept, others = (calls.get(key, 0) for key in ("emulated", "kept", "others"))
+    if not emulated:
+        why = "it has no product with a parameter" if not kept else "precision.keep_fp32 keeps all layers with products"
+        raise PromiseBroken(
+            f"precision={policy.name} means operands in {policy.emulate}, but no product of the model has them: {why}",
+            "use precision=fp32" + (", or keep fewer modules in FP32 (precision.keep_fp32)" if kept else ""),
+        )
+    reasons = {
+        "have no parameter as an operand, as in attention": others,
+        "are of modules in precision.keep_fp32": kept,
+    }
+    stay = " and ".join(f"{number:,} {reason}" for reason, number in reasons.items() if number)
+    return stay and f"of {emulated + kept + others:,} calls of products in a step {stay}, and stay in FP32"

@@ -12,6 +12,20 @@ from mptrain.system.errors import ConfigError, Problem
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
+#: Names of the rules for operands in emulated formats: those of `mptrain.numerics.quantization.RULES`.
+Emulated = Literal[
+    "fp16",
+    "bf16",
+    "fp8_unscaled",
+    "fp8_tensor",
+    "fp8_row",
+    "fp8_block",
+    "mxfp8",
+    "mxfp8_floor",
+    "mxfp4",
+    "nvfp4",
+]
+
 #: Classes of the entry ``norms`` in ``keep_fp32``: every normalisation layer of torch.
 NORMS = (
     "BatchNorm1d",
@@ -50,6 +64,8 @@ class Policy:
             rounds the result once. ``auto`` upcasts if the CPU has no half-precision arithmetic. Except with
             ``native``, long sums that torch's CPU kernels accumulate in half precision are upcast on every CPU.
         force: Run on a device that does not support the mode well.
+        emulate: Rule by which the operands of layers' products are rounded to a format of 16, 8 or 4 bits, with its
+            scales (`mptrain.numerics.quantization`); the products and everything else are FP32. None for none.
     """
 
     name: str
@@ -64,6 +80,7 @@ class Policy:
     eval: Literal["same", "fp32"] = "same"
     cpu_kernels: Literal["auto", "native", "upcast"] = "auto"
     force: bool = False
+    emulate: Emulated | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -122,6 +139,14 @@ class Policy:
                     "evaluate the finished run in FP32 with: mptrain eval RUN precision=fp32",
                 )
             )
+        if self.emulate is not None and (self.compute != "float32" or self.autocast or self.tf32):
+            has = "autocast=true" if self.autocast else "tf32=true" if self.tf32 else f"compute={self.compute}"
+            problems.append(
+                Problem(
+                    f"precision.emulate={self.emulate} with precision.{has}: an emulated format has FP32 products",
+                    "use precision=mxfp8_emulated, which takes any rule, or set precision.emulate=null",
+                )
+            )
         if problems:
             raise ConfigError(problems)
 
@@ -129,6 +154,11 @@ class Policy:
     def half(self) -> bool:
         """True if matrix products and convolutions run in FP16 or BF16."""
         return self.compute != "float32"
+
+    @property
+    def reduced(self) -> bool:
+        """True if operands of products have fewer bits than FP32: in half precision or in an emulated format."""
+        return self.half or self.emulate is not None
 
     @property
     def reductions(self) -> str:
@@ -139,7 +169,9 @@ class Policy:
     def describe(self) -> str:
         """Return one line of text: dtypes of parameters, compute, gradients, master weights, reductions and loss."""
         compute = f"autocast {self.compute}" if self.autocast else self.compute
-        if self.compute == "float32":
+        if self.emulate is not None:
+            compute += f" from operands in {self.emulate} (emulated, slower than FP32)"
+        elif self.compute == "float32":
             compute += " with TF32 products" if self.tf32 else " (TF32 off)"
         if self.parameters == "float32":
             master = "the parameters themselves"

@@ -18,6 +18,7 @@ only, and fused attention is slower in half precision than in FP32.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -209,10 +210,14 @@ class Products:
 
     `Upcast` runs ``operators`` in FP32; if they are empty, ``context`` does nothing. The context surrounds each pass
     and can be entered repeatedly.
+
+    Attributes:
+        calls: Number of calls of products by what an emulation of formats makes of them; empty without one.
     """
 
     def __init__(self, operators: frozenset[Any] = frozenset()) -> None:
         self.operators = operators
+        self.calls: Counter[str] = Counter()
         self.context: AbstractContextManager[Any] = Upcast(operators) if operators else contextlib.nullcontext()
 
     def leave_out_idle(self, model: nn.Module, in_half: Collection[Any]) -> None:
@@ -231,6 +236,13 @@ class Products:
         }
         if not self.operators & (may | set(in_half)):
             self.operators, self.context = frozenset(), contextlib.nullcontext()
+
+    def begin_step(self, seed: int, step: int, rank: int = 0) -> None:
+        """Let the random bits of a step's products, if any, follow from the run's seed, the step and the rank."""
+
+    def of(self, model: nn.Module) -> Products:
+        """Return the choice for a model with the same names of parameters, such as a gathered copy."""
+        return self
 
 
 def products(policy: Policy, device: torch.device, *, compiled: bool = False) -> Products:

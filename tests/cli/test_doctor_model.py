@@ -49,6 +49,7 @@ def test_every_line_fits_a_narrow_terminal(terminal, monkeypatch):
     ("words", "said"),
     [
         (("model=mlp", "precision=fp32"), "computes nothing in half precision"),
+        (("model=mlp", "precision=mxfp8_emulated"), "mptrain formats compares the gradients"),
         (("model=mlp", "inject.step=1", "inject.tensor=input"), "doctor checks a model without injected faults"),
     ],
 )

@@ -18,7 +18,7 @@ from tests.small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of
 
 MODES = [
     "fp32", "amp_static", "amp_dynamic", "amp_bf16", "fp16_static", "fp16_dynamic", "fp16_noscale", "fp16_pure", "bf16",
-    "bf16_pure", "bf16_stochastic", "bf16_kahan",
+    "bf16_pure", "bf16_stochastic", "bf16_kahan", "fp8_current_emulated", "mxfp8_emulated", "nvfp4_emulated",
 ]  # fmt: skip
 
 
@@ -55,6 +55,14 @@ def test_trap_37_holds_for_every_optimizer_and_with_dropout(tmp_path, optimizer)
     words = (*TINY, f"optimizer={optimizer}", "precision=fp16_dynamic", "model.dropout=0.2", "train.max_steps=12")
     whole, resumed = whole_and_resumed(tmp_path, *words, after=5)
     assert steps_of(whole) == steps_of(resumed)
+
+
+def test_trap_37_holds_for_operands_that_are_rounded_at_random(tmp_path):
+    words = (*TINY, "precision=nvfp4_emulated", "model.dropout=0.2", "train.accumulate=2", "train.max_steps=8")
+    whole, resumed = whole_and_resumed(tmp_path, *words, after=5)
+    assert steps_of(whole) == steps_of(resumed)
+    one, other = whole.parts.full_precision(), resumed.parts.full_precision()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_an_epoch_whose_evaluation_was_interrupted_has_the_same_row(tmp_path):

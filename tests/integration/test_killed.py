@@ -100,6 +100,7 @@ SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))
         pytest.param("word_lstm", "amp_dynamic", 1, 20, 7, marks=SLOW),
         pytest.param("dcgan", "fp16_dynamic", 1, 20, 7, marks=SLOW),
         pytest.param("transformer", "bf16", 1, 20, 7, marks=SLOW),
+        pytest.param("cnn", "nvfp4_emulated", 1, 20, 7, marks=SLOW),
         *(pytest.param("cnn", mode, 20, 480, 2, marks=SLOW) for mode in ("fp32", "amp_dynamic", "fp16_dynamic")),
         *(pytest.param(name, "fp16_dynamic", 10, 240, 3, marks=SLOW) for name in ("word_lstm", "transformer", "dcgan")),
     ],

@@ -11,6 +11,7 @@ from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.lab.diagnosis.diagnose import diagnose_config, diagnose_run
 from mptrain.system.errors import ConfigError, StorageError
+from tests.faulty_networks import with_fault
 from tests.small_runs import TINY
 
 ENDED = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216", "train.max_consecutive_overflows=2")
@@ -152,6 +153,32 @@ def test_of_a_run_that_ended_well_the_steps_that_overflowed_unexpectedly_are_nam
         for one in remarks
     )
     assert not any("unexpectedly" in one for one in diagnose_run("run", step=20).examination.remarks)
+
+
+def test_an_overflow_of_emulated_products_is_explained_by_the_same_step_in_fp32():
+    words = (*with_fault("large_linear"), "train.batch_size=16", "precision=fp8_current_emulated")
+    found = diagnose_config(compose([*words, "precision.emulate=fp16"])).examination
+    assert (found.cause, found.module, found.operator) == ("forward", "odd.wide", "addmm")
+    assert [remedy.words for remedy in found.remedies if remedy.helped] == [("precision.keep_fp32=[odd.wide]",)]
+    assert diagnose_config(compose(words)).examination.cause == "none"  # whose results stay in FP32
+
+
+def test_a_run_that_overflows_of_emulated_gradients_ended_gets_another_scale():
+    words = ("precision=fp8_current_emulated", "precision.emulate=fp16", "scaler=static", "scaler.scale=1e12")
+    assert main([*TINY, *words, "train.max_consecutive_overflows=2", "run.name=run"]) == 4
+    found = diagnose_run("run").examination
+    assert (found.cause, found.step) == ("backward", 2)
+    assert "the loss equals the recorded loss" in found.remarks
+    assert [remedy.words for remedy in found.remedies if remedy.helped] == [("scaler=dynamic",)]
+
+
+@pytest.mark.long
+def test_random_bits_of_a_repeated_step_are_those_of_training_for_each_learner():
+    words = ("dataset.train_samples=16", "train.batch_size=8", "train.max_steps=4", "precision=nvfp4_emulated",
+             "checkpoint.every_epochs=null")  # fmt: skip
+    assert main(["model=dcgan", *words, "run.name=run"]) == 0
+    for learner in ("discriminator", "generator"):
+        assert "the loss equals the recorded loss" in diagnose_run("run", step=3, learner=learner).examination.remarks
 
 
 @pytest.mark.parametrize(("learner", "compared"), [("discriminator", True), ("generator", False)])

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import re
+import typing
 
 import pytest
 
 from mptrain.config.catalogue import configs_folder
-from mptrain.precision.policy import Policy
+from mptrain.numerics.quantization import RULES
+from mptrain.precision.policy import Emulated, Policy
 from mptrain.system.errors import ConfigError
 from tests.loops import each
 from tests.precision.modes import NAMES, mode
@@ -28,7 +30,11 @@ def test_every_row_of_the_table_of_modes_is_shipped():
         "bf16_pure": ("bfloat16", "bfloat16", False, False),
         "bf16_stochastic": ("bfloat16", "bfloat16", False, False),
         "bf16_kahan": ("bfloat16", "bfloat16", False, False),
+        "fp8_current_emulated": ("float32", "float32", False, False),
+        "mxfp8_emulated": ("float32", "float32", False, False),
+        "nvfp4_emulated": ("float32", "float32", False, False),
     }
+    rules = {"fp8_current_emulated": "fp8_tensor", "mxfp8_emulated": "mxfp8", "nvfp4_emulated": "nvfp4"}
     missing, gone = sorted(set(NAMES) - set(table)), sorted(set(table) - set(NAMES))
     assert not missing, f"add a row to the table in this test of tests/precision/test_policy.py for {missing}"
     assert not gone, f"configs/precision has no {gone}: take the row out of the table in this test"
@@ -37,6 +43,11 @@ def test_every_row_of_the_table_of_modes_is_shipped():
         assert policy.name == name
         assert (policy.parameters, policy.compute, policy.autocast, policy.master_weights) == facts
         assert policy.tf32 == (name == "tf32")
+        assert policy.emulate == rules.get(name)
+
+
+def test_every_rule_can_be_emulated_by_its_name():
+    assert list(typing.get_args(Emulated)) == list(RULES)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +81,12 @@ def test_every_row_of_the_table_of_modes_is_shipped():
             {"parameters": "float16", "compute": "float16", "master_weights": True, "optimizer_state": "parameters"},
             "optimizer_state=parameters with master weights",
         ),
+        (
+            {"emulate": "mxfp8", "parameters": "float16", "compute": "float16"},
+            "emulate=mxfp8 with precision.compute=float16",
+        ),
+        ({"emulate": "nvfp4", "compute": "bfloat16", "autocast": True}, "emulate=nvfp4 with precision.autocast=true"),
+        ({"emulate": "fp8_row", "tf32": True}, "emulate=fp8_row with precision.tf32=true"),
     ],
 )
 def test_an_inconsistent_row_is_refused_with_what_to_change(facts, words):
@@ -102,6 +119,15 @@ WORDS = {
     "rounding), reductions bfloat16, loss float32",
     "bf16_kahan": "parameters bfloat16, compute bfloat16, gradients bfloat16, master weights none (Kahan compensation, "
     "int16), reductions bfloat16, loss float32",
+    **{
+        name: f"parameters float32, compute float32 from operands in {rule} (emulated, slower than FP32), gradients "
+        "float32, master weights the parameters themselves, reductions float32, loss float32"
+        for name, rule in (
+            ("fp8_current_emulated", "fp8_tensor"),
+            ("mxfp8_emulated", "mxfp8"),
+            ("nvfp4_emulated", "nvfp4"),
+        )
+    },
 }
 
 

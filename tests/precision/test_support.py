@@ -10,15 +10,17 @@ from tests.precision.modes import NAMES, mode
 
 CPU = torch.device("cpu")
 FP16 = {"amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"}
+#: Modes that need FP32 alone.
+FP32 = {"fp32", "fp8_current_emulated", "mxfp8_emulated", "nvfp4_emulated"}
 
 
 @each(
     ("capability", "able"),
     [
-        ((6, 0), {"fp32"} | FP16),
-        ((6, 1), {"fp32"} | FP16),
-        ((7, 0), {"fp32"} | FP16),
-        ((7, 5), {"fp32"} | FP16),
+        ((6, 0), FP32 | FP16),
+        ((6, 1), FP32 | FP16),
+        ((7, 0), FP32 | FP16),
+        ((7, 5), FP32 | FP16),
         ((8, 0), set(NAMES)),
         ((8, 6), set(NAMES)),
         ((9, 0), set(NAMES)),

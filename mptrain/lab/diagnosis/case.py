@@ -159,10 +159,10 @@ class DiagnosisCase:
     def causes(self) -> tuple[Finding, ...]:
         """All causes of the step's failure that do not follow from another cause; empty if the step is correct.
 
-        A step in half precision is correct if it is finite and agrees with the same step in FP32.
+        A step in half precision or an emulated format is correct if it is finite and agrees with the same step in FP32.
         """
         exact = self.exact if self._comparable and self._suspicious else None
-        if not self.config.precision.half and not self.faulted:
+        if not self.config.precision.reduced and not self.faulted:
             exact = self.seen  # an FP32 step is its own reference
         causes = find_causes(self.seen, exact)
         return compare_with_fp32(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
@@ -203,18 +203,20 @@ class DiagnosisCase:
     @property
     def _comparable(self) -> bool:
         seen = self.seen
-        return self.config.precision.half and not (self.faulted or seen.inputs or seen.weights)
+        return self.config.precision.reduced and not (self.faulted or seen.inputs or seen.weights)
 
     @functools.cached_property
     def accuracy(self) -> StepAccuracy | None:
         """Errors of the step's module outputs and gradients in half precision against FP64; None if not measured.
 
-        They are measured only in half precision and for the first learner. They are not if the loss of the step, the
-        batch or the weights are not finite, an operator raises an error, a fault is injected, the step has infinities
-        in FP32 too, or FP32 is not supported.
+        They are measured only in half precision, not in emulated formats, and for the first learner. They are not if
+        the loss of the step, the batch or the weights are not finite, an operator raises an error, a fault is injected,
+        the step has infinities in FP32 too, or FP32 is not supported.
         """
         seen = self.seen
         if not self._comparable or seen.refusal is not None or not math.isfinite(seen.loss):
+            return None
+        if not self.config.precision.half:  # how far emulated formats may be off is not known
             return None
         if seen.learner != self.parts.learners[0].name:  # its step follows the updates of earlier learners
             return None
@@ -234,7 +236,7 @@ class DiagnosisCase:
         """Observation of the same step in FP32 without a loss scale; None if FP32 is not supported."""
         if self.original is not None:
             return self.original.exact
-        if not self.config.precision.half:
+        if not self.config.precision.reduced:
             return self.at_scale(1.0).seen
         try:
             return self.with_overrides("precision=fp32", scale=1.0).seen

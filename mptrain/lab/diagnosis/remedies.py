@@ -151,7 +151,7 @@ def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
 
 
 def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -> Iterator[Remedy]:
-    if not case.config.precision.half:
+    if not case.config.precision.reduced:
         return
     kept = KeptModules(case.parts.model, case.parts.kept)
     remedy: Remedy | None = None
@@ -190,7 +190,7 @@ def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[
         yield _try_remedy(case, (f"precision={name}",), "autocast, which keeps inputs and weights in FP32", underflow)[
             0
         ]
-    if policy.half:
+    if policy.reduced:
         remedy, tried = _try_remedy(case, ("precision=fp32",), "FP32", underflow)
         yield remedy
         if tried is not None and not remedy.helped:

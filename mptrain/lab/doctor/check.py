@@ -101,7 +101,9 @@ def check_scaling(
     if not policy.half:
         raise ConfigError(
             f"precision={policy.name} computes nothing in half precision: there is nothing to check",
-            "choose a half-precision mode, for example precision=amp_dynamic or precision=fp16_dynamic",
+            "mptrain formats compares the gradients of a step in emulated formats with those in FP32"
+            if policy.emulate is not None
+            else "choose a half-precision mode, for example precision=amp_dynamic or precision=fp16_dynamic",
         )
     if config.inject.step is not None:
         raise ConfigError(

@@ -96,6 +96,7 @@ def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | Non
                 random=random_state(parts.device),
             )
         progress.step += 1
+        parts.plan.products.begin_step(parts.loaders["train"].seed, progress.step)
         with parts.fault.at(progress.step, parts.prepare(host_batch)) as batch:
             for learner, ring in zip(parts.learners, rings, strict=True):
                 ring.record(train_step(learner, parts.model, batch, parts.plan))
@@ -122,6 +123,7 @@ def observe_step(parts: Parts, saved_step: SavedStep) -> tuple[Observation, ...]
     """
     parts.model.train()
     set_random_state(saved_step.random, parts.device)
+    parts.plan.products.begin_step(parts.loaders["train"].seed, saved_step.step)
     seen = []
     prepared = saved_step.batch.cast(input_dtype(parts.policy))
     with _put_back(parts, saved_step), parts.fault.at(saved_step.step, prepared) as batch:

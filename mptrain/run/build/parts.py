@@ -43,8 +43,9 @@ from mptrain.precision.apply import (
     input_dtype,
     set_matmul_precision,
 )
+from mptrain.precision.emulation import products_of
 from mptrain.precision.support import require_support
-from mptrain.precision.upcast import products, uses_upcast
+from mptrain.precision.upcast import uses_upcast
 from mptrain.run.build.parallelism import (
     apply_parallel_strategy,
     check_parallelism,
@@ -395,7 +396,7 @@ def build(
     objectives, steps_per_epoch = task.objectives(), loaders["train"].steps_per_epoch
     strategy, blank = apply_parallel_strategy(config, model, placed.kept, placed.initial, comm, len(objectives))
     learners = build_learners(config, objectives, model, placed.initial, steps_per_epoch, strategy)
-    plan = _build_plan(config, model, learners, device, comm, micro_batches)
+    plan = _build_plan(config, placed, learners, device, comm, micro_batches)
     fault = Injection(config.inject, model, learners, comm)
     parts = Parts(
         model=model,
@@ -473,7 +474,7 @@ def _draw_and_place_model(
 
 def _build_plan(
     config: Config,
-    model: nn.Module,
+    placed: PlacedModel,
     learners: Sequence[Learner],
     device: torch.device,
     comm: Communicator,
@@ -482,9 +483,9 @@ def _build_plan(
     """Build the settings of every step, with at least ``micro_batches`` in an update, summed over all ranks."""
     return Plan(
         accumulate=-(-max(config.train.accumulate, micro_batches) // comm.world_size),
-        products=products(config.precision, device, compiled=config.train.compile),
+        products=products_of(config.precision, placed.model, placed.kept, device, compiled=config.train.compile),
         autocast=autocast(config.precision, device),
-        guard=BufferGuard(model, [learner.weights.masters for learner in learners]),
+        guard=BufferGuard(placed.model, [learner.weights.masters for learner in learners]),
         accumulate_in_all=config.train.accumulate,
     )
 

@@ -277,7 +277,8 @@ def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
                 f"{arm.name} {role} and has precision.tf32=true: with TF32, products have 10 mantissa bits, FP32 has 23"
             )
             yield Objection(what, False, "compare with precision=fp32, which turns TF32 off")
-    if not wrong and flat_settings(reference.runs[0].config).get("precision.compute") == "float32":
+    settings = flat_settings(reference.runs[0].config)
+    if not wrong and settings.get("precision.compute") == "float32" and not settings.get("precision.emulate"):
         yield f"the reference {reference.name} computes in FP32 with TF32 off"
 
 
@@ -385,7 +386,15 @@ def remarks(
             reasons = list(_not_smaller(done)) or [_no_reason(done[0])]
             missing_gains += (f"not smaller: {reason}" for reason in reasons)
     rounded = (*_flushed(arm.runs, reference.runs), *_lost(arm.runs))
-    return (*missing_gains, *_untimed(done), *_skipped(arm.runs), *rounded, *_floor(arm.runs), *_ends(arm.runs))
+    return (
+        *missing_gains,
+        *_emulated(arm.runs),
+        *_untimed(done),
+        *_skipped(arm.runs),
+        *rounded,
+        *_floor(arm.runs),
+        *_ends(arm.runs),
+    )
 
 
 def max_concurrent_runs(runs: Iterable[RunMeasures]) -> int:
@@ -474,6 +483,11 @@ def _not_smaller(runs: Sequence[RunMeasures]) -> Iterator[str]:
         yield f"FP32 master weights{count} are stored in addition to the half-precision weights"
     elif config.get("precision.autocast") is True:
         yield f"under autocast, weights, gradients and optimizer state stay FP32{count}: only activations are smaller"
+
+
+def _emulated(runs: Sequence[RunMeasures]) -> Iterator[str]:
+    if rule := flat_settings(runs[0].config).get("precision.emulate"):
+        yield f"operands in {rule} are emulated: its speed and memory are not those of hardware with such a format"
 
 
 def _untimed(runs: Sequence[RunMeasures]) -> Iterator[str]:

@@ -51,6 +51,7 @@ PATH = {"first": 65536.0, "min": 1.0, "max": 65536.0, "last": 1.0}
         ({"memory": BIG, "facts": facts(parameters=10**8)}, "under autocast, weights, gradients and optimizer state stay FP32 (400.0 MB"),
         ({"memory": BIG, "facts": facts(upcast=True, support="no FP16 here")}, "not smaller: no FP16 here: the FP32 copies of their operands"),
         ({"memory": BIG, "memory_before": 0}, "not smaller: the records show no cause"),
+        ({"mode": "fp32", "keys": {"precision__emulate": "mxfp8"}}, "operands in mxfp8 are emulated: its speed and memory"),
         ({"scale": PATH}, "the loss scale ended at its minimum of 1 in 2 of 2 runs"),
         ({"skipped": 3, "skip_rate": 0.01, "overflows": {"calibrating": 3}}, "1 % of the updates were skipped, all of them during calibration"),
         ({"skipped": 3, "skip_rate": 0.01, "overflows": {"calibrating": 1, "unexpected": 2}}, "1 % of the updates were skipped (2 calibrating, 4 unexpected)"),

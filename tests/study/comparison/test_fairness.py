@@ -192,6 +192,12 @@ def test_an_arm_that_is_called_tf32_may_have_it_unless_it_is_the_reference():
     assert any("is the reference and has precision.tf32=true" in one.what for one in objections(named, AMP))
 
 
+def test_a_reference_in_an_emulated_format_is_not_said_to_compute_in_fp32():
+    named = arm("mxfp8_emulated", [0.95, 0.96], "fp32", {"precision__emulate": "mxfp8", "precision__name": "x"})
+    _, checks = check_fairness((named, FULL), named)
+    assert not any("computes in FP32" in check for check in checks)
+
+
 def test_differences_are_of_the_arm_against_the_reference():
     found = differing_keys(of_amp({"optimizer__lr": 0.1}), FULL)
     assert found["optimizer.lr"] == (0.05, 0.1)
