@@ -142,7 +142,7 @@ def _percent(text: str) -> float:
         Option("--at", "steps of a new configuration to look at (default: 21)", "N,N", read=_steps),
         Option("--formats", "formats to look at (default: all usual ones)", "NAME,NAME"),
         Option("--keep", "find layers to keep in FP32, up to so many per cent of the FLOPs", "PERCENT", read=_percent),
-        Option("--out", "write the page and filters for torchao to a folder", "FOLDER"),
+        Option("--output", "write the page and filters for torchao to a folder", "FOLDER"),
         JSON,
         *FOLDERS,
     ),

@@ -23,7 +23,7 @@ def formats(arguments: Namespace) -> Outcome:
 
     Args:
         arguments: Parsed command line: a run and overrides, or a configuration; ``--at``, ``--formats``, ``--keep``,
-            ``--out`` and ``--config-dir``.
+            ``--output`` and ``--config-dir``.
 
     Returns:
         The formats with their verdicts, with the exit code 0 whatever these are.
@@ -32,7 +32,7 @@ def formats(arguments: Namespace) -> Outcome:
         MptrainError: The arguments are invalid, or the step cannot be computed.
     """
     names = [name for name in (arguments.formats or "").split(",") if name]
-    budget, out = (arguments.keep or 0.0) / 100, Path(arguments.out) if arguments.out else None
+    budget, out = (arguments.keep or 0.0) / 100, Path(arguments.output) if arguments.output else None
     run = next(iter(arguments.words), "")
     if run:
         if arguments.at:
