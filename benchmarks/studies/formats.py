@@ -103,7 +103,7 @@ def forward_errors(words: list[str], seed: int) -> dict[str, float]:
 def _outputs(parts: Parts, batch: Batch, rule: Rule | None) -> list[torch.Tensor]:
     outputs: list[torch.Tensor] = []
 
-    def keep(call: ProductCall) -> None:
+    def keep(call: ProductCall, module: str) -> None:
         if call.role == "output":
             outputs.append(call.result.detach().clone())
 

@@ -289,12 +289,13 @@ class FormatsStep(Data):
         step: Number of the step, from 1; null if steps are not counted.
         samples: Number of samples in its batch.
         judged: Share of the products' FLOPs that was in a format.
-        not_judged: FLOPs of the other products, by operator and module.
+        not_judged: FLOPs of the other products that were seen, by operator and module.
         unknown: Calls of operators whose FLOPs are not known, by operator and module.
         parameters: Number of parameters that were compared.
+        compared: Their share of the elements of all gradients.
         nothing: Parameters that were not, because their gradients are zero but for rounding in FP32.
         formats: Errors in each format.
-        keep: Layers to keep in FP32, by format; empty without ``--keep``.
+        keep: Layers to keep in FP32, by format; null without ``--keep``.
     """
 
     step: int | None
@@ -303,9 +304,10 @@ class FormatsStep(Data):
     not_judged: dict[str, int]
     unknown: dict[str, int]
     parameters: int
+    compared: float
     nothing: tuple[str, ...]
     formats: tuple[FormatErrors, ...]
-    keep: dict[str, KeptLayers]
+    keep: dict[str, KeptLayers] | None
 
 
 class FormatsAnswer(Answer):
@@ -337,7 +339,7 @@ class FormatsAnswer(Answer):
                 name: KeptLayers(
                     modules=kept.modules, share=kept.share, error=kept.errors[-1].error if kept.errors else None
                 )
-                for name, kept in step.keep.items()
+                for name, kept in (step.keep or {}).items()
             }
             formats = [
                 FormatErrors.of(errors, by_norm=errors.by_norm if errors.finite else None) for errors in step.formats
@@ -345,7 +347,12 @@ class FormatsAnswer(Answer):
             of = step.coverage
             steps.append(
                 FormatsStep.of(
-                    step, judged=of.judged, not_judged=of.others, unknown=of.unknown, formats=formats, keep=keep
+                    step,
+                    judged=of.judged,
+                    not_judged=of.others,
+                    unknown=of.unknown,
+                    formats=formats,
+                    keep=None if step.keep is None else keep,
                 )
             )
         verdicts = {errors.name: report.verdict(errors.name) for errors in report.last.formats}

@@ -33,7 +33,7 @@ from mptrain.numerics.formats import BFLOAT16, FLOAT4_E2M1, FLOAT8_E4M3, FLOAT8_
 from mptrain.system.errors import UsageError
 
 #: Operand of a product: the input of a layer, its weight, or the gradient of its output.
-Role = Literal["input", "weight", "gradient"]
+Operand = Literal["input", "weight", "gradient"]
 
 #: Function of the amax of each group of values (FP32) and the format, which returns what the values are multiplied by
 #: before rounding, and what after it: FP32, of the shape of amax. Where amax is not finite, their product is NaN.
@@ -90,7 +90,7 @@ def quantize(
     *,
     dim: int,
     across: int | None = None,
-    role: Role = "input",
+    operand: Operand = "input",
     generator: Generator | None = None,
 ) -> Tensor:
     """Return an operand of a product as a rule stores it: float32 of the same shape, in new memory.
@@ -103,20 +103,20 @@ def quantize(
         rule: The rule.
         dim: Dimension that the product sums over.
         across: Dimension over which blocks of several rows extend; None for the other one of a matrix.
-        role: Which operand it is.
+        operand: Which operand it is.
         generator: Source of the random bits of stochastic rounding, on the device of ``values``.
 
     Raises:
         UsageError: The rule rounds stochastically and has no generator, or has square blocks and no matrix.
         IndexError: There is no such dimension.
     """
-    fmt = rule.gradients if role == "gradient" else rule.elements
-    noise = generator if rule.stochastic and role == "gradient" else None
-    if rule.stochastic and role == "gradient" and generator is None:
+    fmt = rule.gradients if operand == "gradient" else rule.elements
+    noise = generator if rule.stochastic and operand == "gradient" else None
+    if rule.stochastic and operand == "gradient" and generator is None:
         raise UsageError("stochastic rounding of gradients without a generator", "give quantize a torch.Generator")
     if rule.scale is None or not values.numel():
         return round_to(values, fmt, noise)
-    rows, along = rule.weight_block if role == "weight" else rule.block
+    rows, along = rule.weight_block if operand == "weight" else rule.block
     reduction, shape = range(values.ndim)[dim], values.shape
     sizes = [rows if rows == WHOLE else 1] * values.ndim
     if rows > 1:
@@ -283,8 +283,8 @@ def _microscaling(fmt: Format, scale: Scale, source: str) -> Rule:
     return Rule(source, fmt, fmt, scale, block=(1, 32), weight_block=(1, 32))
 
 
-#: Operands with 18 significant bits, which change a gradient by as little as rounding does unless it is all rounding.
-FINE = _plain(Format("float26", exponent_bits=8, mantissa_bits=17), "none: for comparison")
+#: Operands with one bit less than FP32, which changes a gradient as rounding in FP32 does.
+FINE = _plain(Format("float31", exponent_bits=8, mantissa_bits=22), "none: for comparison")
 
 #: Rules by name.
 RULES = {

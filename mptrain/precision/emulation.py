@@ -5,13 +5,15 @@ the values that a format with its scales can hold (`mptrain.numerics.quantizatio
 FP32, as a GPU with such a format multiplies and adds. Everything else stays as it is: products of two activations, as
 in attention, norms, embeddings and the optimizer.
 
-A product belongs to a layer if an operand is a parameter of the model, a view of one, or an unchanged copy. The
-gradient of a weight has no such operand: it has an input of the layer, and autograd's node leads to the parameter.
+A product belongs to a layer if an operand is a parameter of the model, a view of one, or a copy or cast. The gradient
+of a weight has no such operand: it has an input of the layer, and autograd's node leads to the parameter. Products that
+are not recognised, because their weight is computed from parameters or their input was saved elsewhere, stay in FP32.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -22,8 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from typing_extensions import override
 
-from mptrain.numerics.quantization import RULES, Rule, hadamard, quantize, round_to
-from mptrain.numerics.quantization import Role as Operand
+from mptrain.numerics.quantization import RULES, Operand, Rule, hadamard, quantize, round_to
 from mptrain.precision.census import PromiseBroken
 from mptrain.precision.policy import Policy
 from mptrain.precision.upcast import PRODUCTS, EagerMode, Products, products
@@ -44,13 +45,24 @@ Role = Literal["output", "input gradient", "weight gradient"]
 _OPERANDS: Mapping[Any, tuple[int, int]] = {
     aten.mm.default: (0, 1),
     aten.addmm.default: (1, 2),
+    aten.addmm_.default: (1, 2),
     aten.bmm.default: (0, 1),
     aten.baddbmm.default: (1, 2),
+    aten.baddbmm_.default: (1, 2),
     aten.convolution.default: (0, 1),
 }
 
 #: Operators that multiply and that `PRODUCTS` lacks.
-_OTHERS = frozenset({aten._trilinear.default, aten.vdot.default})
+_OTHERS = frozenset(
+    {
+        aten._trilinear.default,
+        aten.vdot.default,
+        aten.conv_tbc.default,
+        aten.conv_tbc_backward.default,
+        aten._native_multi_head_attention.default,
+        aten._transformer_encoder_layer_fwd.default,
+    }
+)
 
 #: Operators whose result has the values of their first argument, in memory of its own.
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default})
@@ -112,10 +124,16 @@ class EmulatedProducts(EagerMode):
         self.calls: Counter[str] = Counter()
         self.seed: int | None = None
         self._model, self._report, self._generator = model, report, generator
-        self._weights: dict[int, str] = {}  # names of parameters by memory
+        self._weights: dict[int, list[tuple[int, int, str]]] = {}  # parts of a memory with the names of parameters
         self._inputs: dict[int, set[str]] = {}  # names of the layers that were given an activation, by its memory
         self._referred: list[Any] = []  # so that their memory does not become another tensor's
-        self._rounded: dict[Any, Tensor] = {}  # weights in the format
+        self._rounded: dict[Any, Tensor] = {}  # weights of recurrent layers in the format
+        self._recurrent = {
+            f"{path}.{name}" if path else name
+            for path, module in model.named_modules()
+            if isinstance(module, nn.RNNBase)
+            for name, _ in module.named_parameters()
+        }
         self._open = contextlib.ExitStack()
         self._sharded = not all(map(_is_plain, model.parameters()))
 
@@ -127,6 +145,8 @@ class EmulatedProducts(EagerMode):
                 self._generator.manual_seed(self.seed)
             # A recomputation that ends early leaves out the last product, whose input would not be known.
             stack.enter_context(set_checkpoint_early_stop(False))
+            if "torch._dynamo" in sys.modules:  # a compiled module would compile the rounding too
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             for module in self._model.modules():
                 if isinstance(module, nn.RNNBase):
                     stack.enter_context(split_rnn(module))
@@ -143,11 +163,17 @@ class EmulatedProducts(EagerMode):
             memory.clear()
 
     def _name_parameters(self) -> None:
-        self._weights |= {
-            storage_key(parameter.untyped_storage()): name
-            for name, parameter in self._model.named_parameters()
-            if _is_plain(parameter)  # a shard is gathered in other memory
-        }
+        for name, parameter in self._model.named_parameters():
+            if _is_plain(parameter):  # a shard is gathered in other memory
+                begin = int(parameter.storage_offset())
+                parts = self._weights.setdefault(self._refer(parameter), [])
+                if (part := (begin, begin + parameter.numel(), name)) not in parts:
+                    parts.append(part)
+
+    def _name(self, tensor: Tensor) -> str:
+        """Return the name of the parameter to which a tensor's memory belongs; empty for none."""
+        at, parts = tensor.storage_offset(), self._weights.get(_memory(tensor), ())
+        return next((name for begin, end, name in parts if begin <= at < end), "")
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -159,8 +185,8 @@ class EmulatedProducts(EagerMode):
             return self._convolution_backward(func, args)
         result = func(*args, **kwargs)
         if func in _COPIES and _is_plain(args[0]) and _is_plain(result):
-            if (name := self._weights.get(_memory(args[0]))) is not None:
-                self._weights[self._refer(result)] = name
+            if name := self._name(args[0]):
+                self._weights[self._refer(result)] = [(0, sys.maxsize, name)]
         elif func in PRODUCTS or func in _OTHERS:
             self._note(ProductCall(func, args, result))
         return result
@@ -185,9 +211,10 @@ class EmulatedProducts(EagerMode):
 
     def _convolution_backward(self, func: Any, args: tuple[Any, ...]) -> Any:
         gradient, given, weight = args[:3]
-        layer = self._weights.get(_memory(weight), "")
+        layer = self._name(weight)
+        emulated = self._emulates(layer, gradient, given, weight)
         rest, transposed, groups, (of_input, of_weight, of_bias) = args[3:10], args[7], args[9], args[10]
-        if not self._emulates(layer, gradient, given, weight):
+        if not emulated:
             result = func(*args)
         else:
             sides: list[Any] = [None, None, None]
@@ -201,7 +228,6 @@ class EmulatedProducts(EagerMode):
             if of_bias:
                 sides[2] = func(*args[:10], [False, False, True])[2]
             result = tuple(sides)
-        emulated = self._emulates(layer, gradient, given, weight)
         roles: list[tuple[Role, bool]] = [("input gradient", of_input), ("weight gradient", of_weight)]
         for role in [role for role, asked in roles if asked]:
             mask = [role == "input gradient", role == "weight gradient", False]
@@ -214,34 +240,32 @@ class EmulatedProducts(EagerMode):
         node = current_autograd_node()
         # In a backward pass gradients are enabled only while it recomputes a part of the forward pass.
         backward = node is not None and not torch.is_grad_enabled()
-        names = [self._weights.get(_memory(operand)) for operand in operands]
+        names = [self._name(operand) for operand in operands]
         if self._sharded and not any(names) and not backward:
             self._name_parameters()  # those that are gathered now
-            names = [self._weights.get(_memory(operand)) for operand in operands]
-        layer = names[0] or names[1]
-        if layer:
-            other: Operand = "gradient" if backward else "input"
-            if not backward and torch.is_grad_enabled() and not all(names):
-                activation = operands[1] if names[0] else operands[0]
-                self._inputs.setdefault(self._refer(activation), set()).add(layer)
-            kinds: list[Operand] = ["weight" if name else other for name in names]
-            return "input gradient" if backward else "output", layer, (kinds[0], kinds[1])
-        given = [self._inputs.get(_memory(operand)) for operand in operands]
-        if backward and (given[0] is None) != (given[1] is None):
-            layers = (given[0] or given[1] or set()) & set(self._parameters_of(node))
-            if layers:
-                kinds = ["gradient" if known is None else "input" for known in given]
-                return "weight gradient", min(layers), (kinds[0], kinds[1])
-        return None, "", ("input", "input")
+            names = [self._name(operand) for operand in operands]
+        given = [self._inputs.get(_memory(operand), set()) for operand in operands]
+        if backward and bool(given[0]) != bool(given[1]):
+            at = 0 if given[0] else 1
+            if layers := (given[at] & set(self._parameters_of(node))) - {names[at]}:
+                return "weight gradient", min(layers), ("input", "gradient") if at == 0 else ("gradient", "input")
+        if not any(names):
+            return None, "", ("input", "input")
+        at = 1 if names[1] else 0  # of two parameters the first one is an input, as a table of learned queries
+        if not backward and torch.is_grad_enabled():
+            self._inputs.setdefault(self._refer(operands[1 - at]), set()).add(names[at])
+        other: Operand = "gradient" if backward else "input"
+        role: Role = "input gradient" if backward else "output"
+        return role, names[at], ("weight", other) if at == 0 else (other, "weight")
 
     def _parameters_of(self, node: Any) -> Iterator[str]:
-        """Yield the names of parameters that are inputs of an autograd node, also through views and casts."""
+        """Yield the names of parameters that are inputs of an autograd node, through functions of one argument."""
         for first, _ in node.next_functions:
             following = first
             for _ in range(_DEPTH):
                 variable = getattr(following, "variable", None)
                 if isinstance(variable, Tensor) and _is_plain(variable):
-                    yield self._weights.get(_memory(variable), "")
+                    yield self._name(variable)
                 before = [each for each, _ in getattr(following, "next_functions", ()) if each is not None]
                 if len(before) != 1:
                     break
@@ -255,13 +279,13 @@ class EmulatedProducts(EagerMode):
         """Return an operand in the format, with scales along a dimension over which the product sums."""
         assert self.rule is not None
         with disable_current_modes():  # these operators are not the network's
-            if kind != "weight":
-                if self.rule.hadamard and role == "weight gradient":
-                    values = hadamard(values, dim)
-                return quantize(values, self.rule, dim=dim, across=across, role=kind, generator=self._generator)
+            if self.rule.hadamard and role == "weight gradient":
+                values = hadamard(values, dim)
+            if kind != "weight" or self._name(values) not in self._recurrent:
+                return quantize(values, self.rule, dim=dim, across=across, operand=kind, generator=self._generator)
             key = (_memory(values), values.storage_offset(), values.shape, values.stride(), values._version, dim)
-            if key not in self._rounded:
-                self._rounded[key] = quantize(values, self.rule, dim=dim, across=across, role=kind)
+            if key not in self._rounded:  # it is the same at every step of a sequence
+                self._rounded[key] = quantize(values, self.rule, dim=dim, across=across, operand=kind)
             return self._rounded[key]
 
     def _channels(self, values: Tensor, kind: Operand, dim: int, groups: int) -> Tensor:
@@ -272,10 +296,12 @@ class EmulatedProducts(EagerMode):
         return self._in_format(grouped, kind, dim + 1, 2 if dim == 0 else 0).flatten(dim, dim + 1)
 
     def _positions(self, values: Tensor, kind: Operand) -> Tensor:
-        """Return an operand of the weight gradient of a convolution, with scales along samples and positions."""
+        """Return an operand of the weight gradient of a convolution, with scales along samples and positions.
+
+        A Hadamard transform would not cancel, because a kernel shifts one operand against the other.
+        """
         by_channel = values.transpose(0, 1)
-        flat = by_channel.reshape(len(by_channel), -1)
-        rounded = self._in_format(flat, kind, 1, 0, "weight gradient")[:, : flat.shape[1]]
+        rounded = self._in_format(by_channel.reshape(len(by_channel), -1), kind, 1, 0)
         return rounded.reshape(by_channel.shape).transpose(0, 1)
 
     def _stored(self, result: Tensor) -> Tensor:

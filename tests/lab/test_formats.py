@@ -15,7 +15,7 @@ from mptrain.lab.formats.look import CAP, Coverage, FormatErrors, flops
 from mptrain.lab.formats.report import BANDS, FormatsReport, StepFormats, band_of
 from mptrain.numerics.quantization import RULES, quantize
 from mptrain.precision.emulation import EmulatedProducts, ProductCall
-from mptrain.system.errors import NumericsError, UsageError
+from mptrain.system.errors import ConfigError, NumericsError, UsageError
 
 
 def network(seed=0):
@@ -158,8 +158,12 @@ def test_torchao_converts_the_layers_that_the_filter_lets_through():
 def test_no_layer_beyond_the_budget_is_kept():
     report = mptrain.formats(network(), loss, batch(), ["mxfp4"], 1e-6)
     assert report.keep("mxfp4") == ()
-    assert "none within the budget helps" in repr(report)
-    assert mptrain.formats(network(), loss, batch(), ["mxfp4"]).last.keep == {}
+    assert "no single one helps" in repr(report)
+    without = mptrain.formats(network(), loss, batch(), ["bf16", "mxfp4"])
+    assert without.last.keep is None
+    assert without.keep("bf16") == ()
+    with pytest.raises(UsageError, match="layers to keep in FP32 for mxfp4 were not looked for"):
+        without.filter("mxfp4")
 
 
 def test_a_tied_head_is_kept_by_both_names():
@@ -216,7 +220,7 @@ def test_a_bilinear_layer_is_named_without_a_size():
         made, lambda model, given: model["pair"](model["linear"](given), given).square().mean(), x, ["mxfp8"]
     )
     assert report.last.coverage.unknown == {"trilinear in pair": 3}
-    assert "of unknown size, and in no format: trilinear in pair" in repr(report)
+    assert report.sentences()[0] == "products of unknown size were not looked at: trilinear in pair"
 
 
 def test_flops_of_fused_attention_are_those_of_its_products():
@@ -257,7 +261,7 @@ def test_a_conv_network_and_an_lstm_have_a_verdict():
 def test_steps_are_columns_and_the_verdict_is_of_the_last():
     def at(step, error):
         errors = FormatErrors("mxfp8", error, error, 0.0, 1.0, {"weight": error})
-        return StepFormats(step, 8, 1, (), Coverage({"weight": 10}, {}, {}), (errors,), {})
+        return StepFormats(step, 8, 1, 1.0, (), Coverage({"weight": 10}, {}, {}), (errors,), {})
 
     report = FormatsReport("net", (at(1, 0.9), at(21, 0.1)), {})
     assert report.verdict("mxfp8") == BANDS[0].verdict
@@ -271,5 +275,98 @@ def test_quantized_operands_are_what_is_multiplied():
     weight, given = network()[0].weight.detach(), batch()[0]
     with EmulatedProducts(model := network(), RULES["fp8_row"]):
         out = model[0](given)
-    by_hand = quantize(given, RULES["fp8_row"], dim=1) @ quantize(weight, RULES["fp8_row"], dim=1, role="weight").T
+    by_hand = quantize(given, RULES["fp8_row"], dim=1) @ quantize(weight, RULES["fp8_row"], dim=1, operand="weight").T
     torch.testing.assert_close(out, by_hand + model[0].bias)
+
+
+def test_a_network_without_recognised_products_has_no_verdict():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(32, 10)))
+    with pytest.raises(ConfigError, match=r"no product of this step was recognised as a layer's.*addmm in 0"):
+        mptrain.formats(model, loss, batch())
+
+
+def test_products_that_are_not_in_fp32_are_not_judged():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.narrow, self.head = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+        def forward(self, x):
+            h = F.linear(x.bfloat16(), self.narrow.weight.bfloat16()).float()
+            return self.head(torch.relu(self.wide(x) + h))
+
+    report = mptrain.formats(Mixed(), loss, batch(), ["mxfp8"])
+    coverage = report.last.coverage
+    assert "narrow.weight" not in coverage.layers
+    assert coverage.others == {"mm in the model": 2 * 2 * 64 * 32 * 32}
+    assert report.sentences()[0].startswith("only ")
+
+
+def test_shares_of_grouped_and_transposed_convolutions_count_each_product_alike():
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ConvTranspose2d(8, 4, 3, groups=2), nn.Flatten())
+    images = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(0))
+    report = mptrain.formats(model, lambda model, given: model(given).square().mean(), images, ["mxfp8"])
+    of = 2 * 2 * 8 * 4 * 4 * 9, 2 * 2 * 8 * 4 * 4 * 2 * 9
+    assert report.last.coverage.layers == {"0.weight": 2 * of[0], "1.weight": 3 * of[1]}
+
+
+def test_experts_in_one_grouped_product_are_not_judged():
+    if not hasattr(torch.ops.aten, "_grouped_mm"):
+        pytest.skip("this torch has no grouped products")
+    first, second = torch.zeros(12, 4), torch.zeros(3, 4, 5)
+    grouped = torch.ops.aten._grouped_mm.default
+    assert flops(ProductCall(grouped, (first, second), first)) == 2 * 12 * 4 * 5
+    assert flops(ProductCall(grouped, (torch.zeros(4, 12), torch.zeros(12, 5)), first)) == 2 * 4 * 12 * 5
+
+
+def test_gradients_that_are_zero_are_no_all_clear():
+    model = network()
+    with torch.no_grad():
+        model[2].weight.zero_()
+    report = mptrain.formats(model, loss, batch(), ["mxfp8"])
+    assert report.last.nothing == ("0.bias", "0.weight")
+    assert report.last.compared == 490 / (490 + 33 * 48)
+    assert report.sentences()[0] == "only 23.6 % of the gradients' elements were compared: the others are zero"
+
+
+def test_a_layer_that_is_lost_beside_a_large_one_is_named():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.deep, self.head = nn.Linear(32, 2000), nn.Linear(32, 16), nn.Linear(16, 10)
+
+        def forward(self, x):
+            return self.table(x)[:, :10] + self.head(torch.relu(self.deep(x * 1e-4)))
+
+    report = mptrain.formats(Wide(), lambda m, b: 500 * loss(m, b), batch(), ["fp8_unscaled"])
+    assert report.last.formats[0].error < BANDS[1].most
+    assert any(
+        note.startswith("fp8_unscaled: errors above 60 % in ") and "deep.weight" in note for note in report.notes()
+    )
+
+
+def test_a_model_in_fp64_is_looked_at_in_fp32():
+    inputs, targets = batch()
+    report = mptrain.formats(network().double(), loss, (inputs.double(), targets), ["mxfp8"])
+    assert report.last.coverage.judged == 1
+
+
+def test_large_activations_are_no_missing_gradients():
+    report = mptrain.formats(
+        network(), lambda m, b: F.cross_entropy(m[2](m[1](m[0](b[0])) * 3e36) * 3e-37, b[1]), batch()
+    )
+    assert report.last.nothing == ()
+
+
+def test_a_parameter_of_the_model_itself_has_no_module_to_keep():
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 10) / 6)
+
+        def forward(self, x):
+            return x @ self.weight
+
+    report = mptrain.formats(Root(), loss, batch(), ["mxfp4"], keep=1.0)
+    assert report.keep("mxfp4") == ()
+    assert report.filter("mxfp4").kept == frozenset()

@@ -240,7 +240,7 @@ def by_hand(values: np.ndarray, name: str, dim: int, role: str, floor: float = 2
 
 def quantized(values: torch.Tensor, name: str, dim: int, role: str, **changes) -> torch.Tensor:
     """Quantize with gradients rounded to nearest."""
-    return quantize(values, replace(RULES[name], stochastic=False, **changes), dim=dim, role=role)
+    return quantize(values, replace(RULES[name], stochastic=False, **changes), dim=dim, operand=role)
 
 
 SCALED = [name for name, rule in RULES.items() if rule.scale is not None]
@@ -420,10 +420,10 @@ def test_gradients_have_the_format_and_the_rounding_of_their_rule():
     values = wide(64, 128, spread=0.0)
     rule = RULES["fp8_tensor"]
     as_input = replace(rule, elements=FLOAT8_E5M2)
-    assert torch.equal(quantize(values, rule, dim=1, role="gradient"), quantize(values, as_input, dim=1))
-    assert not torch.equal(quantize(values, rule, dim=1, role="gradient"), quantize(values, rule, dim=1))
+    assert torch.equal(quantize(values, rule, dim=1, operand="gradient"), quantize(values, as_input, dim=1))
+    assert not torch.equal(quantize(values, rule, dim=1, operand="gradient"), quantize(values, rule, dim=1))
     rule, generator = RULES["nvfp4"], torch.Generator().manual_seed(0)
-    draws = torch.stack([quantize(values, rule, dim=1, role="gradient", generator=generator) for _ in range(400)])
+    draws = torch.stack([quantize(values, rule, dim=1, operand="gradient", generator=generator) for _ in range(400)])
     low, high = draws.amin(0), draws.amax(0)
     up = (draws > (low + high) / 2).double().mean(0)
     largest = values.abs().unflatten(1, (8, 16)).amax(2).repeat_interleave(16, 1)
@@ -434,12 +434,12 @@ def test_gradients_have_the_format_and_the_rounding_of_their_rule():
     assert deviation.mean().abs() < 0.05
     assert torch.equal(quantize(values, rule, dim=1, generator=generator), quantize(values, rule, dim=1))
     with pytest.raises(UsageError, match="generator"):
-        quantize(values, rule, dim=1, role="gradient")
+        quantize(values, rule, dim=1, operand="gradient")
 
 
 def test_what_has_no_meaning_is_refused():
     with pytest.raises(UsageError, match="128 rows in a tensor of 3"):
-        quantize(torch.ones(2, 3, 4), RULES["fp8_block"], dim=2, role="weight")
+        quantize(torch.ones(2, 3, 4), RULES["fp8_block"], dim=2, operand="weight")
     for shape, dim in (((2, 3), 2), ((2, 3), -3), ((), 0)):
         with pytest.raises(IndexError):
             quantize(torch.ones(shape), RULES["mxfp8"], dim=dim)

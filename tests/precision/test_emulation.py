@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mptrain.numerics.quantization import RULES, quantize
+from mptrain.numerics.quantization import FINE, RULES, quantize
 from mptrain.precision.emulation import EmulatedProducts
 
 X = torch.linspace(-1.0, 1.0, 320).sin().mul(3).cos().view(4, 5, 16)
@@ -162,7 +163,7 @@ def test_the_three_products_of_a_linear_layer_are_those_of_rounded_operands():
         weight = layer.weight.detach()
 
         def rounded(values, dim, role, rule=rule):
-            return quantize(values.detach(), rule, dim=dim, role=role)
+            return quantize(values.detach(), rule, dim=dim, operand=role)
 
         expected = rounded(x, 1, "input") @ rounded(weight, 1, "weight").T + layer.bias
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
@@ -260,3 +261,98 @@ def test_a_mode_is_entered_again_after_the_weights_have_changed():
         with torch.no_grad():
             layer.weight.mul_(-1)
         assert torch.equal(layer(X), first)
+
+
+@pytest.mark.parametrize("case", ["linear", "pointwise", "convolution", "strided", "groups", "transposed"])
+def test_transforms_of_operands_cancel_but_for_rounding(case):
+    """With nearly all bits left, a rule with a Hadamard transform gives the gradients of FP32."""
+    layers = {
+        "linear": nn.Linear(24, 10),
+        "pointwise": nn.Conv2d(3, 8, 1),
+        "convolution": nn.Conv2d(3, 8, 3, padding=1),
+        "strided": nn.Conv2d(3, 8, 3, stride=2),
+        "groups": nn.Conv2d(3, 6, 3, groups=3),
+        "transposed": nn.ConvTranspose2d(3, 8, 3, stride=2),
+    }
+    layer, x = layers[case], torch.randn(*((18, 24) if case == "linear" else (2, 3, 9, 9)))
+    grads = []
+    for rule in (None, replace(FINE, hadamard=True)):
+        layer.zero_grad()
+        with EmulatedProducts(layer, rule):
+            squares(layer(x)).backward()
+        grads.append(layer.weight.grad.clone())
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
+
+
+def test_of_two_parameters_the_second_is_the_layers():
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.table = nn.Linear(16, 12, bias=False), nn.Parameter(torch.randn(6, 16))
+
+        def forward(self, x):
+            return self.query(self.table) + x
+
+    model, calls = Learned(), []
+    with EmulatedProducts(model, RULES["mxfp8"], report=calls.append):
+        squares(model(torch.ones(1))).backward()
+    assert [(call.layer, call.role) for call in calls] == [
+        ("query.weight", OUTPUT),
+        ("query.weight", OF_WEIGHT),
+        ("query.weight", OF_INPUT),
+    ] or {(call.layer, call.role) for call in calls} == {
+        ("query.weight", role) for role in (OUTPUT, OF_WEIGHT, OF_INPUT)
+    }
+    calls.clear()
+    with EmulatedProducts(model, RULES["mxfp8"], {"query.weight"}, calls.append):
+        squares(model(torch.ones(1))).backward()
+    assert not any(call.emulated for call in calls)
+
+
+def test_parameters_in_one_memory_have_their_own_names():
+    flat = torch.randn(2 * 256)
+    model = nn.ModuleList([nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)])
+    for at, layer in enumerate(model):
+        layer.weight = nn.Parameter(flat[at * 256 : (at + 1) * 256].view(16, 16))
+    calls = []
+    with EmulatedProducts(model, RULES["mxfp8"], {"0.weight"}, calls.append):
+        squares(model[1](model[0](X))).backward()
+    assert {call.layer for call in calls if call.emulated} == {"1.weight"}
+    assert {call.layer for call in calls if not call.emulated} == {"0.weight"}
+
+
+def test_a_weight_that_is_given_other_values_without_notice_is_rounded_again():
+    layer = nn.Linear(16, 16, bias=False)
+    with EmulatedProducts(layer, RULES["mxfp8"]):
+        first = layer(X)
+        layer.weight.data.mul_(-1)
+        assert torch.equal(layer(X), -first)
+
+
+def test_memory_of_a_weight_that_is_gone_is_no_others():
+    class Renormed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(16, 16, bias=False)
+
+        def forward(self, x):
+            self.layer.weight.data = torch.renorm(self.layer.weight.data, 2, 0, 1.0)
+            h = x + 1
+            return h @ h.transpose(1, 2)
+
+    model, calls = Renormed(), []
+    with EmulatedProducts(model, RULES["mxfp8"], report=calls.append):
+        model(X)
+    assert [call.layer for call in calls] == [""]
+
+
+@pytest.mark.long
+def test_a_compiled_part_runs_as_it_is_written():
+    part = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+    model = nn.Sequential(part, nn.Linear(16, 4))
+    part.compile(backend="aot_eager")
+    squares(model(X)).backward()
+    model.zero_grad()
+    with EmulatedProducts(model, RULES["mxfp8"], report=(calls := []).append):
+        squares(model(X)).backward()
+    assert {call.layer for call in calls if call.emulated} == {"0.0.weight", "1.weight"}

@@ -292,15 +292,15 @@ def _unexpected(directory: RunDirectory, packages: Sequence[str]) -> tuple[str, 
     return (f"{which} {listed([str(step) for step in steps])} overflowed unexpectedly; to examine the first: {line}",)
 
 
-def step_of_run(run: str, overrides: Sequence[str] = ()) -> tuple[Config, SavedStep]:
-    """Return a run's configuration with overrides, and the state before the step after its last checkpoint.
+def step_of_run(run: str, overrides: Sequence[str] = ()) -> tuple[Config, LocatedStep]:
+    """Return a run's configuration with overrides, and the step after its last checkpoint.
 
     Raises:
         MptrainError: The data, the device or a required checkpoint is missing.
     """
     directory = find_run(run)
     config = reload(directory.read_config(), overrides)
-    return config, _numbered_step(directory, config, None).saved_step
+    return config, _numbered_step(directory, config, None)
 
 
 def step_to_repeat(

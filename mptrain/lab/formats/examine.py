@@ -15,9 +15,10 @@ from mptrain.engine.parts import Parts
 from mptrain.lab.diagnosis.diagnose import step_of_run, step_to_repeat
 from mptrain.lab.formats.layers import KeptLayers, layers_to_keep
 from mptrain.lab.formats.look import Look
-from mptrain.lab.formats.report import BANDS, FormatsReport, StepFormats, require_formats
+from mptrain.lab.formats.report import BANDS, FormatsReport, StepFormats, band_of, require_formats
 from mptrain.lab.other_loop import LossFunction, loop_config
 from mptrain.lab.step.repetition import SavedStep, restore_step, with_overrides
+from mptrain.precision.apply import input_dtype
 from mptrain.run.build.parts import build
 from mptrain.system.errors import UsageError
 from mptrain.system.process_state import settings_restored
@@ -38,7 +39,8 @@ def formats_of_config(
 
     Args:
         config: Validated configuration, in whose precision the network is trained in memory.
-        steps: Numbers of the steps to look at, from 1, ascending; earlier ones are trained. None for `WARM_UP` + 1.
+        steps: Numbers of the steps to look at, from 1, ascending; earlier ones are trained. Empty for the one after
+            `WARM_UP` steps, or the last one of a shorter training.
         names: Formats; `USUAL` for none.
         budget: Largest share of the FLOPs in layers that are kept in FP32; 0 looks for none.
         tell: Called with progress messages.
@@ -50,7 +52,8 @@ def formats_of_config(
     looks: list[StepFormats] = []
     parts, options = build(config)
     saved: SavedStep | None = None
-    for step in steps or (WARM_UP + 1,):
+    planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
+    for step in steps or (max(1, min(WARM_UP + 1, planned)),):
         tell(f"training up to step {step:,}")
         if looks:
             parts, options = build(config, weights=False)
@@ -70,9 +73,9 @@ def formats_of_run(
     """
     names = require_formats(names or USUAL)
     tell("loading the last checkpoint")
-    config, saved = step_of_run(run, overrides)
-    parts, look = _look_at(config, saved, names, budget, tell)
-    return FormatsReport(config.model_title, (look,), _shared(parts.model))
+    config, located = step_of_run(run, overrides)
+    parts, look = _look_at(config, located.saved_step, names, budget, tell)
+    return FormatsReport(config.model_title, (look,), _shared(parts.model), located.remarks)
 
 
 def formats(
@@ -86,7 +89,7 @@ def formats(
     """Look at which number formats a model can be trained in, by the gradients of one step, on any device.
 
     The products of all layers are computed from operands rounded to each format, forward and backward, and the
-    gradients compared with those in FP32. It takes two to four steps for each format. Nothing of the caller's is
+    gradients compared with those in FP32. Each format takes the time of two to seven steps. Nothing of the caller's is
     changed. Call it after some training: at the first step networks with batch norm mislead.
 
     Args:
@@ -96,15 +99,15 @@ def formats(
         batch: The batch, in the form in which ``loss_fn`` takes it; its tensors are moved to the model's device.
         formats: Names of formats, such as ``mxfp8`` and ``nvfp4``; all usual ones for none.
         keep: Largest share of the products' FLOPs, from 0 to 1, in layers that stay in FP32 or BF16. With it, the
-            layers are looked for that take most of a format's error away, in up to six steps for each.
+            layers are looked for that take most of a format's error away, six candidates for each. 0 looks for none.
         optimizer: Optimizer, whose parameters alone are trained; None for all that require gradients.
 
     Returns:
         Report: ``print`` shows it; ``verdict(format)``, ``keep(format)`` and ``filter(format)``, for torchao.
 
     Raises:
-        ConfigError: The model is not FP32 or cannot be copied, or ``loss_fn`` returns no tensor with one element. An
-            error that it raises is raised as it is.
+        ConfigError: The model is not FP32 or cannot be copied, ``loss_fn`` returns no tensor with one element, or no
+            product is a layer's. An error that ``loss_fn`` raises is raised as it is.
         UsageError: A format is unknown.
         NumericsError: The gradients are not finite in FP32, or all are zero.
     """
@@ -123,17 +126,26 @@ def _look_at(
     parts, _ = build(with_overrides(config, "precision=fp32"), weights=False)
     restore_step(parts, saved)
     tell("computing the step in FP32")
-    look = Look.at(parts, saved.batch)
+    look = Look.at(parts, saved.batch.cast(input_dtype(parts.policy)))
     errors, keep = [], dict[str, KeptLayers]()
     for name in names:
         tell(f"computing the step in {name}")
         errors.append(look.errors(name))
-        if budget and errors[-1].error > BANDS[0].most:
+        if budget and band_of(errors[-1]) != BANDS[0]:
             tell(f"looking for layers to keep in FP32 for {name}")
             keep[name] = layers_to_keep(look, errors[-1], budget, BANDS[0].most)
     compared = len(look.gradients) - len(look.nothing)
     nothing = tuple(sorted(look.nothing))
-    seen = StepFormats(saved.step, saved.batch.samples, compared, nothing, look.coverage, tuple(errors), keep)
+    seen = StepFormats(
+        saved.step,
+        saved.batch.samples,
+        compared,
+        look.compared,
+        nothing,
+        look.coverage,
+        tuple(errors),
+        keep if budget else None,
+    )
     return parts, seen
 
 

@@ -69,10 +69,14 @@ def layers_to_keep(look: Look, errors: FormatErrors, budget: float, enough: floa
 
 
 def _modules(look: Look) -> dict[str, list[str]]:
-    """Return the parameters with products by the module that has them, in the order of the forward pass."""
+    """Return the parameters with products by the module that has them, in the order of the forward pass.
+
+    Those of the model itself are left out: it cannot be kept without all others.
+    """
     modules: dict[str, list[str]] = {}
     for name in look.coverage.layers:
-        modules.setdefault(name.rpartition(".")[0], []).append(name)
+        if module := name.rpartition(".")[0]:
+            modules.setdefault(module, []).append(name)
     return modules
 
 

@@ -24,16 +24,16 @@ from mptrain.lab.step.module_tensors import distance, norm
 from mptrain.numerics.formats import FLOAT16
 from mptrain.numerics.quantization import FINE, RULES, Rule
 from mptrain.precision.emulation import EmulatedProducts, Emulation, ProductCall
-from mptrain.system.errors import NumericsError
+from mptrain.system.errors import ConfigError, NumericsError
 from mptrain.system.words import listed
 from mptrain.workloads.base.batch import Batch
 
 #: Largest relative error of a parameter: a gradient that is this wrong tells nothing, however wrong it is.
 CAP = 2.0
 
-#: Error of a parameter's gradient from operands with 18 bits, above which it is zero but for rounding in FP32 already,
+#: Change of a parameter's gradient by operands of one bit less than FP32, from which on it is zero but for rounding,
 #: such as that of a bias before a norm layer.
-NOTHING = 0.05
+NOTHING = 0.25
 
 #: Loss scales that are tried for FP16, the largest first.
 LOSS_SCALES = tuple(2.0**exponent for exponent in (16, 12, 8, 4, 0))
@@ -70,8 +70,9 @@ class Coverage:
 
     Attributes:
         layers: FLOPs of each layer's products, by the name of its parameter.
-        others: FLOPs of products without a parameter, by module and operator; they stay as they are in every format.
-        unknown: Calls of operators whose FLOPs are not known, by module and operator.
+        others: FLOPs of products that no format touches, by module and operator: those that were not recognised as a
+            layer's, as in attention, and those that are not in FP32.
+        unknown: Calls of such operators whose FLOPs are not known, by module and operator.
     """
 
     layers: Mapping[str, int]
@@ -93,7 +94,7 @@ class Look:
         parts: The run in ``precision=fp32``, in training mode.
         batch: The prepared batch.
         gradients: FP32 gradients, float64 by parameter name.
-        nothing: Parameters whose gradients are zero but for rounding, which are not compared.
+        nothing: Parameters whose gradients are zero, but for rounding, which are not compared.
         coverage: Products of the step.
     """
 
@@ -107,20 +108,30 @@ class Look:
     def at(cls, parts: Parts, batch: Batch) -> Look:
         """Compute the gradients of a step in FP32, and which of them are more than rounding.
 
-        Raises NumericsError if one is not finite, or all are zero.
+        Raises NumericsError if one is not finite, or all are zero, and ConfigError if no product can be in a format.
         """
         parts.model.train()
-        trail, products = ModuleTrail(check_finite=False), _Products()
-        with trail.followed(parts.model):
-            wide = emulated_gradients(parts, batch, None, report=lambda call: products.take(call, trail.module()))
-        nearly = emulated_gradients(parts, batch, FINE)
+        products = _Products()
+        wide = emulated_gradients(parts, batch, None)
+        nearly = emulated_gradients(parts, batch, FINE, report=products.take)
         nothing = {name for name, grad in wide.items() if not distance(nearly[name], grad) < NOTHING * norm(grad)}
         if wrong := [name for name, grad in wide.items() if not grad.isfinite().all()]:
             what = f"gradients of this step are not finite in FP32 already: {listed(wrong)}"
             raise NumericsError(what, "mptrain diagnose, with the same words and precision=fp32, finds the cause")
         if len(nothing) == len(wide):
             raise NumericsError("all gradients of this step are zero, but for rounding", "look at another step")
-        return cls(parts, batch, wide, frozenset(nothing), products.coverage())
+        coverage = products.coverage()
+        if not coverage.layers:
+            named = listed([*coverage.others, *coverage.unknown]) or "none at all"
+            what = f"no product of this step was recognised as a layer's, so no format can be looked at: {named}"
+            raise ConfigError(what, "weights that are computed from parameters are not recognised")
+        return cls(parts, batch, wide, frozenset(nothing), coverage)
+
+    @property
+    def compared(self) -> float:
+        """Share of the elements of all gradients that are compared."""
+        sizes = {name: grad.numel() for name, grad in self.gradients.items()}
+        return sum(size for name, size in sizes.items() if name not in self.nothing) / max(sum(sizes.values()), 1)
 
     def errors(self, name: str, kept: Collection[str] = ()) -> FormatErrors:
         """Compute the step with products in a format, but for those of layers that are kept in FP32, by parameter."""
@@ -155,7 +166,7 @@ def emulated_gradients(
     rule: Rule | None,
     kept: Collection[str] = (),
     scale: float = 1.0,
-    report: Callable[[ProductCall], None] | None = None,
+    report: Callable[[ProductCall, str], None] | None = None,
 ) -> Gradients:
     """Return the unscaled gradients of a step with the products of layers in a format, float64 by parameter name.
 
@@ -165,11 +176,19 @@ def emulated_gradients(
         rule: The format; None for FP32.
         kept: Names of parameters whose products stay in FP32.
         scale: Loss scale.
-        report: Function that is given each product.
+        report: Function that is given each product and the name of the module that runs it.
     """
+    trail = ModuleTrail(check_finite=False)
+
+    def noted(call: ProductCall) -> None:
+        if report is not None:
+            report(call, trail.module())
+
     generator = torch.Generator(parts.device).manual_seed(0)
-    emulation = Emulation(EmulatedProducts(parts.model, rule, kept, report, generator))
-    return scaled_gradients(replace(parts, plan=replace(parts.plan, products=emulation)), batch, scale)
+    emulation = Emulation(EmulatedProducts(parts.model, rule, kept, noted, generator))
+    # In every pass, because hooks keep fused layers from running as one operator: all compute the same products.
+    with trail.followed(parts.model):
+        return scaled_gradients(replace(parts, plan=replace(parts.plan, products=emulation)), batch, scale)
 
 
 class _Products:
@@ -186,7 +205,7 @@ class _Products:
         name = f"{'attention' if 'attention' in name else name} in {module or 'the model'}"
         if count is None:
             self._unknown[name] += 1
-        elif call.role is not None:
+        elif call.emulated:
             self._layers[call.layer] += count
         else:
             self._others[name] += count
@@ -204,14 +223,27 @@ def flops(call: ProductCall) -> int | None:
     from torch.utils.flop_counter import flop_registry  # late: with torch's compiler, on machines that have it
 
     packet = call.operator.overloadpacket
+    name, tensors = packet.__name__, [value for value in call.args if isinstance(value, Tensor)]
+    # torch's counter multiplies the weight gradient by the number of groups.
+    if name == "convolution":
+        summed = call.args[0] if call.args[6] else call.result
+        return int(2 * summed.numel() * call.args[1][0].numel())
+    if name == "convolution_backward":
+        gradient, given, weight = tensors[:3]
+        summed = given if call.args[7] else gradient
+        return int(2 * summed.numel() * weight[0].numel() * sum(call.args[10][:2]))
     if packet in flop_registry:
         return int(flop_registry[packet](*call.args, out_val=call.result))
-    tensors = [value for value in call.args if isinstance(value, Tensor)]
-    name = packet.__name__
-    if "attention" in name:  # that of torch's CPU kernels
-        *_, query, key, value = tensors[1:4] if "backward" in name else tensors[:3]
+    if "attention" in name and len(tensors) > 3 - ("backward" not in name):  # that of torch's CPU kernels
+        query, key, value = tensors[1:4] if "backward" in name else tensors[:3]
         forward = 2 * query.numel() * key.shape[-2] + 2 * query.shape[:-1].numel() * value.shape[-2:].numel()
         return forward * 5 // 2 if "backward" in name else forward  # five products for two: one is repeated
+    if name == "_grouped_mm":  # each row, or each column, belongs to one group
+        first, second = tensors[:2]
+        rows = first.numel() if second.ndim == 3 else first.shape[-2:].numel()
+        return 2 * rows * second.shape[-1]
     if name in ("mv", "addmv", "dot", "vdot"):
         return 2 * max(tensor.numel() for tensor in tensors)
+    if name in ("addmm_", "baddbmm_"):
+        return 2 * tensors[1].numel() * tensors[2].shape[-1]
     return None

@@ -10,12 +10,14 @@ from mptrain.report.page import Bullets, Cell, Page, Table, Text, section
 from mptrain.runlog.atomic_files import storage_errors, write_together
 from mptrain.system.words import percent
 
-#: Modules in the table, those with the largest errors first.
-MODULES = 40
+#: Parameters in the table, those with the largest errors first.
+PARAMETERS = 40
 
 
 def write_formats(folder: Path, report: FormatsReport) -> Path:
-    """Write ``formats.html``, ``formats.md`` and ``torchao_filters.py`` to a folder; return the path of the first.
+    """Write ``formats.html`` and ``formats.md`` to a folder, and return the path of the first.
+
+    If layers to keep were looked for, ``torchao_filters.py`` has the filters.
 
     Raises:
         StorageError: A file cannot be written.
@@ -25,7 +27,7 @@ def write_formats(folder: Path, report: FormatsReport) -> Path:
     page, shown_in = formats_page(report), folder / "formats.html"
     files = {
         folder / "formats.md": markdown_page(page, "figures"),
-        folder / "torchao_filters.py": filters(report),
+        **({} if report.last.keep is None else {folder / "torchao_filters.py": filters(report)}),
         shown_in: html(page),
     }
     write_together(files, durable=False)
@@ -55,7 +57,7 @@ def _parameters(report: FormatsReport) -> Table:
     last = report.last
     names = {name for errors in last.formats for name in errors.parameters}
     largest = {name: max(errors.parameters[name] for errors in last.formats) for name in names}
-    chosen = sorted(names, key=lambda name: -largest[name])[:MODULES]
+    chosen = sorted(names, key=lambda name: -largest[name])[:PARAMETERS]
     rows = [(Cell(name), *(Cell(percent(errors.parameters[name])) for errors in last.formats)) for name in chosen]
     every = (Cell("all"), *(Cell(shown(errors), band_of(errors).tone) for errors in last.formats))
     left = len(names) - len(chosen)
@@ -76,7 +78,7 @@ def filters(report: FormatsReport) -> str:
             "",
             "import torch",
             "",
-            "# Linear layers that stay in high precision, by format.",
+            "# Modules that stay in high precision, by format.",
             "KEEP = {",
             *lines,
             "}",

@@ -42,8 +42,8 @@ BANDS = (
 #: Share of the FLOPs below which the first sentence says how little was looked at.
 MOST_JUDGED = 0.9
 
-#: Layers with the largest errors in the table, and other products that are named.
-ROWS, NAMED = 12, 4
+#: Number of products and parameters that are named in a sentence.
+NAMED = 4
 
 
 def band_of(errors: FormatErrors) -> Band:
@@ -59,19 +59,21 @@ class StepFormats:
         step: Number of the step, from 1; None of a loop whose steps are not counted.
         samples: Number of samples in its batch.
         parameters: Number of parameters that were compared.
-        nothing: Parameters whose gradients are zero but for rounding in FP32, and were not compared.
+        compared: Share of the elements of all gradients that were compared.
+        nothing: Parameters whose gradients are zero, but for rounding, and were not compared.
         coverage: Products of the step, and the share of their FLOPs that was in a format.
         formats: Errors in each format.
-        keep: Layers to keep in FP32, by format; formats that need none are left out.
+        keep: Layers to keep in FP32, by format; those of the first band are left out. None if not looked for.
     """
 
     step: int | None
     samples: int
     parameters: int
+    compared: float
     nothing: tuple[str, ...]
     coverage: Coverage
     formats: tuple[FormatErrors, ...]
-    keep: Mapping[str, KeptLayers]
+    keep: Mapping[str, KeptLayers] | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,11 +84,13 @@ class FormatsReport(Shown):
         subject: Name of the network.
         steps: The steps that were looked at; the verdicts are those of the last one.
         shared: Other names of modules that share a layer's weight, by name of the layer.
+        remarks: How the state before the step was found, one sentence each.
     """
 
     subject: str
     steps: tuple[StepFormats, ...]
     shared: Mapping[str, tuple[str, ...]]
+    remarks: tuple[str, ...] = ()
 
     @property
     def last(self) -> StepFormats:
@@ -98,7 +102,14 @@ class FormatsReport(Shown):
         return band_of(self._errors(name)).verdict
 
     def keep(self, name: str) -> tuple[str, ...]:
-        """Return the qualified names of the modules to keep in FP32 or BF16 for a format; empty for none."""
+        """Return the qualified names of the modules to keep in FP32 or BF16 for a format; empty for none.
+
+        Raises UsageError if the format was not looked at, or its layers were not looked for and it may need some.
+        """
+        if self.last.keep is None:
+            if band_of(self._errors(name)) == BANDS[0]:
+                return ()
+            raise UsageError(f"the layers to keep in FP32 for {name} were not looked for", "give keep=0.2")
         self._errors(name)
         return self.last.keep[name].modules if name in self.last.keep else ()
 
@@ -128,26 +139,38 @@ class FormatsReport(Shown):
         groups = {band.verdict: [errors.name for errors in last.formats if band_of(errors) == band] for band in BANDS}
         named = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in groups.items() if names)
         result = f"{self.subject}{_at(last)}: {named}"
-        judged = last.coverage.judged
-        if judged >= MOST_JUDGED:
-            return (result,)
-        return (f"only {percent(judged)} of the products' FLOPs were looked at: the rest has no parameter", result)
+        judged, unknown = last.coverage.judged, last.coverage.unknown
+        gaps = [
+            f"only {percent(judged, 1)} of the products' FLOPs were looked at: the rest was not recognised as a layer's"
+            if judged < MOST_JUDGED
+            else "",
+            f"products of unknown size were not looked at: {listed([*unknown], NAMED)}" if unknown else "",
+            f"only {percent(last.compared, 1)} of the gradients' elements were compared: the others are zero"
+            if last.compared < MOST_JUDGED
+            else "",
+        ]
+        return (*filter(None, gaps), result)
 
     def notes(self) -> tuple[str, ...]:
         """Return what limits the result, one sentence each."""
         last, number = self.last, len(self.steps)
         others = sorted(last.coverage.others.items(), key=lambda item: -item[1])
-        nothing = [name for name, count in last.coverage.unknown.items() if count]
+        wrong = {errors.name: _worst(errors) for errors in last.formats if band_of(errors) in BANDS[:2]}
         sentences = [
             f"emulated: {'one step' if number == 1 else f'{number} steps'} of {last.samples} samples each, on operands "
             "rounded to the format and multiplied in FP32; it tells the error, not the speed or memory of a GPU, and "
             "says nothing of later steps",
-            f"{percent(last.coverage.judged)} of the products' FLOPs were in a format"
+            f"{percent(last.coverage.judged)} of the FLOPs of products that were seen were in a format"
             + (f"; not: {listed([name for name, _ in others], NAMED)}" if others else ""),
-            f"of unknown size, and in no format: {listed(nothing, NAMED)}" if nothing else "",
             f"not compared, because zero but for rounding in FP32: {listed(last.nothing, NAMED)}"
             if last.nothing
             else "",
+            *(
+                f"{name}: errors above {percent(BANDS[2].most)} in {listed(names, NAMED)}"
+                for name, names in wrong.items()
+                if names
+            ),
+            *self.remarks,
         ]
         return tuple(filter(None, sentences))
 
@@ -183,18 +206,24 @@ class FormatsReport(Shown):
             )
         steps = [f"error{_at(step)}" for step in self.steps]
         head = ("format", *steps, "zeros", "loss scale", "largest in", "verdict")
-        return Table(head, tuple(rows), frozenset(range(1, len(steps) + 2)), optional=("largest in", "loss scale"))
+        return Table(head, tuple(rows), frozenset(range(1, len(steps) + 2)), optional=("loss scale", "zeros"))
 
     def layers(self) -> Table | None:
         """Return a table of the layers to keep in FP32; None if that was not asked for or no format needs any."""
         rows = []
-        for name, kept in self.last.keep.items():
+        for name, kept in (self.last.keep or {}).items():
             after = shown(kept.errors[-1]) if kept.errors else ""
-            words = ", ".join(kept.modules) or "none within the budget helps"
+            words = ", ".join(kept.modules) or "no single one helps"
             before = shown(self._errors(name))
             rows.append(tuple(map(Cell, (name, words, percent(kept.share), before, after))))
         head = ("format", "keep in FP32", "of the FLOPs", "error", "then")
         return Table(head, tuple(rows), frozenset({2, 3, 4})) if rows else None
+
+
+def _worst(errors: FormatErrors) -> list[str]:
+    """Return the parameters with an error beyond the last but one band, the largest first."""
+    beyond = [name for name, error in errors.parameters.items() if error > BANDS[2].most]
+    return sorted(beyond, key=lambda name: -errors.parameters[name])
 
 
 def _at(step: StepFormats) -> str:
@@ -217,11 +246,11 @@ def shown(errors: FormatErrors) -> str:
 
 
 def require_formats(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of formats; all for none. UsageError if one is unknown."""
+    """Return the names of formats without repetitions; UsageError if one is unknown."""
     for name in names:
         if name not in RULES:
             close = did_you_mean(name, RULES)
             raise UsageError(
                 f"unknown format {name}", f"did you mean {close}?" if close else f"one of {', '.join(RULES)}"
             )
-    return tuple(dict.fromkeys(names)) or tuple(RULES)
+    return tuple(dict.fromkeys(names))
