@@ -25,7 +25,7 @@ BUDGET = {
         1_600,
         "watching other loops: torch, transformers, Lightning, Accelerate, and what their BF16 weights lose",
     ),
-    "lab": (6_850, "doctor (also of BF16 weights as they are), diagnose, formats, replay, recommend, find"),
+    "lab": (6_900, "doctor (also of BF16 weights as they are), diagnose, formats, replay, recommend, find"),
     "logger": (600, "TensorBoard, Weights & Biases, MLflow, in a process of their own"),
     "numerics": (
         1_250,
