@@ -141,7 +141,7 @@ class OtherLoop:
         if halves := {param.dtype for param in params} & {*_HALVES}:
             raise ConfigError(
                 f"the model has parameters in {halves.pop()}",
-                "doctor(precision=None) takes it as it is; for other modes give it in FP32: precision= casts a copy",
+                "give it in FP32: a precision casts a copy of it; only doctor(precision=None) takes it as it is",
             )
         self.device = params[0].device if params else torch.device("cpu")
         groups = [] if optimizer is None else optimizer.param_groups

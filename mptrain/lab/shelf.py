@@ -150,7 +150,7 @@ def _percent(text: str) -> float:
 def _formats(arguments: Namespace) -> Outcome:
     """Computes one step with the products of all layers in each format, emulated on any device, without an update.
 
-    It compares the gradients with those in FP32 and says which formats are safe, which lose too much, and with --keep
+    It compares the gradients with those in FP32 and says in which formats damage is to be expected, and with --keep
     which layers must stay in FP32. A RUN is looked at after its last checkpoint, and the page is written to formats/ in
     its folder, with filters for torchao. KEY=VALUE without RUN trains a new configuration in memory first, because
     gradients of the first steps mislead. One step is no training: docs/formats.md has what networks with such errors

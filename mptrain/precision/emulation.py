@@ -390,8 +390,8 @@ def check_emulated(policy: Policy, calls: Mapping[str, int]) -> str:
             "use precision=fp32" + (", or keep fewer modules in FP32 (precision.keep_fp32)" if kept else ""),
         )
     reasons = {
-        "have no parameter as an operand, as in attention": others,
-        "are of modules in precision.keep_fp32": kept,
+        "without a parameter as an operand, as in attention": others,
+        "of modules in precision.keep_fp32": kept,
     }
     stay = " and ".join(f"{number:,} {reason}" for reason, number in reasons.items() if number)
-    return stay and f"of {emulated + kept + others:,} calls of products in a step {stay}, and stay in FP32"
+    return stay and f"of {emulated + kept + others:,} calls of products in a step, these stay in FP32: {stay}"

@@ -158,7 +158,7 @@ def test_torchao_converts_the_layers_that_the_filter_lets_through():
 def test_no_layer_beyond_the_budget_is_kept():
     report = mptrain.formats(network(), loss, batch(), ["mxfp4"], 1e-6)
     assert report.keep("mxfp4") == ()
-    assert "no single one helps" in repr(report)
+    assert "nothing fits in the budget" in repr(report)
     without = mptrain.formats(network(), loss, batch(), ["bf16", "mxfp4"])
     assert without.last.keep is None
     assert without.keep("bf16") == ()
@@ -370,3 +370,26 @@ def test_a_parameter_of_the_model_itself_has_no_module_to_keep():
     report = mptrain.formats(Root(), loss, batch(), ["mxfp4"], keep=1.0)
     assert report.keep("mxfp4") == ()
     assert report.filter("mxfp4").kept == frozenset()
+
+
+def test_a_filter_knows_the_names_of_a_compiled_network_and_what_it_lets_through():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.linear = nn.Conv1d(1, 4, 3), nn.Linear(120, 10)
+
+        def forward(self, x):
+            return self.linear(self.conv(x[:, None]).flatten(1))
+
+    report = mptrain.formats(Both(), loss, batch(), ["mxfp4"], keep=1.0)
+    conv, linear = 2 * 2 * 64 * 30 * 4 * 3, 3 * 2 * 64 * 120 * 10
+    assert report.last.coverage.layers == {"conv.weight": conv, "linear.weight": linear}
+    share = f"{100 * linear / (conv + linear):.1f}".rstrip("0").rstrip(".")
+    assert any(
+        "filters for torchao let through torch.nn.Linear alone" in note and share in note for note in report.notes()
+    )
+    kept = report.keep("mxfp4")[0]
+    chosen = report.filter("mxfp4")
+    assert not chosen(nn.Linear(1, 1), kept)
+    assert not chosen(nn.Linear(1, 1), f"_orig_mod.{kept}")
+    assert report.to_dict()["notes"] == report.notes()

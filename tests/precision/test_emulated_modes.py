@@ -158,8 +158,8 @@ def test_products_that_stay_in_fp32_are_counted_in_one_sentence(tmp_path):
                         "precision.keep_fp32=[decoder]")  # fmt: skip
     (doubt,) = rehearse(parts, first_batch(parts)).doubts
     assert doubt == (
-        "of 31 calls of products in a step 4 have no parameter as an operand, as in attention and "
-        "3 are of modules in precision.keep_fp32, and stay in FP32"
+        "of 31 calls of products in a step, these stay in FP32: 4 without a parameter as an operand, as in attention and "
+        "3 of modules in precision.keep_fp32"
     )
 
 

@@ -60,7 +60,7 @@ def formats_of_config(
         saved = step_to_repeat(config, parts, options, saved.state if saved is not None else None, step)
         look_parts, more = _look_at(config, saved, names, budget, tell)
         looks.append(more)
-    return FormatsReport(config.model_title, tuple(looks), _shared(look_parts.model))
+    return FormatsReport(config.model_title, tuple(looks), _shared(look_parts.model), _linear(look_parts.model))
 
 
 @settings_restored()
@@ -75,7 +75,7 @@ def formats_of_run(
     tell("loading the last checkpoint")
     config, located = step_of_run(run, overrides)
     parts, look = _look_at(config, located.saved_step, names, budget, tell)
-    return FormatsReport(config.model_title, (look,), _shared(parts.model), located.remarks)
+    return FormatsReport(config.model_title, (look,), _shared(parts.model), _linear(parts.model), located.remarks)
 
 
 def formats(
@@ -112,8 +112,8 @@ def formats(
         NumericsError: The gradients are not finite in FP32, or all are zero.
     """
     names = [formats] if isinstance(formats, str) else formats
-    if not 0 <= keep <= 1:
-        raise UsageError(f"keep={keep}", "give a share of the FLOPs from 0 to 1")
+    if not isinstance(keep, int | float) or not 0 <= keep <= 1:
+        raise UsageError(f"keep={keep!r}", "give a share of the FLOPs from 0 to 1")
     with loop_config(model, loss_fn, batch, optimizer, ("precision=fp32",)) as config:
         report = formats_of_config(config, (1,), names, keep, lambda _: None)
     return replace(report, subject=type(unwrapped(model)).__name__, steps=(replace(report.last, step=None),))
@@ -147,6 +147,10 @@ def _look_at(
         keep if budget else None,
     )
     return parts, seen
+
+
+def _linear(model: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, module in model.named_modules() if isinstance(module, nn.Linear))
 
 
 def _shared(model: nn.Module) -> Mapping[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from mptrain.lab.formats.report import FormatsReport, band_of, shown
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Cell, Page, Table, Text, section
 from mptrain.runlog.atomic_files import storage_errors, write_together
-from mptrain.system.words import percent
+from mptrain.system.words import counted, percent
 
 #: Parameters in the table, those with the largest errors first.
 PARAMETERS = 40
@@ -25,6 +25,8 @@ def write_formats(folder: Path, report: FormatsReport) -> Path:
     with storage_errors(folder, "create"):
         folder.mkdir(parents=True, exist_ok=True)
     page, shown_in = formats_page(report), folder / "formats.html"
+    with storage_errors(folder, "write"):
+        (folder / "torchao_filters.py").unlink(missing_ok=True)  # it may be of another look
     files = {
         folder / "formats.md": markdown_page(page, "figures"),
         **({} if report.last.keep is None else {folder / "torchao_filters.py": filters(report)}),
@@ -42,7 +44,7 @@ def formats_page(report: FormatsReport) -> Page:
     return Page(
         over="mptrain formats",
         title=report.subject,
-        status=Cell(f"{len(report.last.formats)} formats", worst.tone),
+        status=Cell(counted(len(report.last.formats), "format"), worst.tone),
         lead=". ".join((first, *more)) + ".",
         sections=(
             section("Formats", report.table()),
@@ -85,7 +87,7 @@ def filters(report: FormatsReport) -> str:
             "",
             "",
             "def _converts(kept, module, name):",
-            "    return isinstance(module, torch.nn.Linear) and name not in kept",
+            '    return isinstance(module, torch.nn.Linear) and name.replace("_orig_mod.", "") not in kept',
             "",
             "",
             "def filter_of(number_format):",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from typing_extensions import override
 
+from mptrain.engine.module_trail import without_wrappers
 from mptrain.lab.formats.layers import KeptLayers
 from mptrain.lab.formats.look import Coverage, FormatErrors
 from mptrain.numerics.quantization import RULES
@@ -84,12 +85,14 @@ class FormatsReport(Shown):
         subject: Name of the network.
         steps: The steps that were looked at; the verdicts are those of the last one.
         shared: Other names of modules that share a layer's weight, by name of the layer.
+        linear: Qualified names of the modules that are `torch.nn.Linear`, which alone filters let through.
         remarks: How the state before the step was found, one sentence each.
     """
 
     subject: str
     steps: tuple[StepFormats, ...]
     shared: Mapping[str, tuple[str, ...]]
+    linear: frozenset[str] = frozenset()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -131,7 +134,9 @@ class FormatsReport(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values for JSON."""
         verdicts = {errors.name: self.verdict(errors.name) for errors in self.last.formats}
-        return {"subject": self.subject, "verdicts": verdicts, "steps": [asdict(step) for step in self.steps]}
+        said = {"result": self.sentences(), "notes": self.notes()}
+        steps = [asdict(step) for step in self.steps]
+        return {"subject": self.subject, **said, "verdicts": verdicts, "steps": steps}
 
     def sentences(self) -> tuple[str, ...]:
         """Return the result in sentences; the first one says how much was looked at if that is little."""
@@ -155,12 +160,15 @@ class FormatsReport(Shown):
         """Return what limits the result, one sentence each."""
         last, number = self.last, len(self.steps)
         others = sorted(last.coverage.others.items(), key=lambda item: -item[1])
+        layers = last.coverage.layers
+        linear = sum(count for name, count in layers.items() if name.rpartition(".")[0] in self.linear)
+        of_linear = linear / sum(layers.values())
         wrong = {errors.name: _worst(errors) for errors in last.formats if band_of(errors) in BANDS[:2]}
         sentences = [
             f"emulated: {'one step' if number == 1 else f'{number} steps'} of {last.samples} samples each, on operands "
             "rounded to the format and multiplied in FP32; it tells the error, not the speed or memory of a GPU, and "
             "says nothing of later steps",
-            f"{percent(last.coverage.judged)} of the FLOPs of products that were seen were in a format"
+            f"{percent(last.coverage.judged, 1)} of the FLOPs of products that were seen were in a format"
             + (f"; not: {listed([name for name, _ in others], NAMED)}" if others else ""),
             f"not compared, because zero but for rounding in FP32: {listed(last.nothing, NAMED)}"
             if last.nothing
@@ -170,6 +178,9 @@ class FormatsReport(Shown):
                 for name, names in wrong.items()
                 if names
             ),
+            f"filters for torchao let through torch.nn.Linear alone, {percent(of_linear, 1)} of these FLOPs"
+            if last.keep is not None and of_linear < 1
+            else "",
             *self.remarks,
         ]
         return tuple(filter(None, sentences))
@@ -213,7 +224,7 @@ class FormatsReport(Shown):
         rows = []
         for name, kept in (self.last.keep or {}).items():
             after = shown(kept.errors[-1]) if kept.errors else ""
-            words = ", ".join(kept.modules) or "no single one helps"
+            words = ", ".join(kept.modules) or ("no single one helps" if kept.steps else "nothing fits in the budget")
             before = shown(self._errors(name))
             rows.append(tuple(map(Cell, (name, words, percent(kept.share), before, after))))
         head = ("format", "keep in FP32", "of the FLOPs", "error", "then")
@@ -231,13 +242,16 @@ def _at(step: StepFormats) -> str:
 
 
 class LinearFilter(NamedTuple):
-    """Filter of torchao: is true for `torch.nn.Linear` modules but those with given qualified names."""
+    """Filter of torchao: is true for `torch.nn.Linear` modules but those with given qualified names.
+
+    Names of a wrapped or compiled network are those of the network inside.
+    """
 
     kept: frozenset[str]
 
     def __call__(self, module: nn.Module, name: str) -> bool:
         """Return whether a module, by its qualified name, is to be in a low-precision format."""
-        return isinstance(module, nn.Linear) and name not in self.kept
+        return isinstance(module, nn.Linear) and without_wrappers(name) not in self.kept
 
 
 def shown(errors: FormatErrors) -> str:
