@@ -87,7 +87,8 @@ def in_python(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments,
             named = kwargs if "model" in signature.parameters else {}  # else data= are others than those of the run
             given = {*getattr(own, "given", ()), *(group for group in PARTS if named.get(PARTS[group]) is not None)}
             parts = [name for group, name in PARTS.items() if group in given]
-            reword = functools.partial(_in_python, parts=parts, run=getattr(error, "run", None) or own)
+            here = f".{function.__name__}" if own else f"mptrain.{function.__name__}"
+            reword = functools.partial(_in_python, parts=parts, run=getattr(error, "run", None) or own, here=here)
             error.args, error.hint = (reword(str(error)),), reword(error.hint)
             if isinstance(error, ConfigError):
                 error.problems = tuple(
@@ -114,11 +115,12 @@ def require_words(words: Sequence[Any], given: Collection[str] = ()) -> None:
             raise UsageError(f"{word} has no effect beside {PARTS[group]}=", "leave one of them out")
 
 
-def _in_python(text: str, parts: Sequence[str], run: Any) -> str:
+def _in_python(text: str, parts: Sequence[str], run: Any, here: str) -> str:
     """Return a message with arguments for options, but for commands that it names (``mptrain ... --html``).
 
     Commands on runs become calls, which name the ``parts`` of the program. No command can diagnose a run that has some:
-    it becomes the function for a loop. The root of ``run``, if it is known, may have blanks.
+    it becomes the function for a loop. The root of ``run``, if it is known, may have blanks. A permission is one more
+    argument of the call that was made ``here``.
 
     It has neither control characters nor secrets, as on the command line: a traceback shows it in a terminal or a log.
     """
@@ -131,13 +133,16 @@ def _in_python(text: str, parts: Sequence[str], run: Any) -> str:
         name, words = command[2].strip("'"), ", ".join(map(json.dumps, shlex.split(command[3])))
         return f"mptrain.open_run({name!r}{given}).{command[1].replace('eval', 'evaluate')}({words})"
 
+    allow = r"add '(extensions\.allow=[^']*)'(?: to the command line)?"
+    text = re.sub(allow, lambda word: f'call {here}(..., "{word[1]}")', text)
     prefix = r"(?:PYTHONPATH=(?:'[^']*'|\S+) )?(?:torchrun [^;]*-m )?"
     word = r"(?: '[\w.]+=[^']*'| [\w.]+=[^\s;'\"\\]+)"
     text = re.sub(rf"{prefix}mptrain (resume|eval) ({root}|'[^']*'|[^\s;,]+)({word}*)", call, text)
     for option, argument in _OTHERWISE.items():
         text = text.replace(option, argument)
     before, *command = re.split(r"((?<!\S)mptrain )", text, maxsplit=1)
-    before = re.sub(r"--([a-z]+(?:-[a-z]+)*)(?:=| (?=\d))?", lambda option: option[1].replace("-", "_") + "=", before)
+    option_word = r"--([a-z]+(?:-[a-z]+)*)(?:=| (?=\d|[-\w.]+:))?"  # with the blank before a value
+    before = re.sub(option_word, lambda option: option[1].replace("-", "_") + "=", before)
     return "".join((before, *command))
 
 
@@ -192,7 +197,16 @@ class Run(Shown, run_reader.Run):
         return model.float().eval()
 
     @in_python
-    def predict(self, inputs: Any, *overrides: str, best: bool = False, average: bool = True) -> list[dict[str, Any]]:
+    def predict(
+        self,
+        inputs: Any,
+        *overrides: str,
+        best: bool = False,
+        average: bool = True,
+        length: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+    ) -> list[dict[str, Any]]:
         """Return the network's answers to new inputs, as ``mptrain predict`` does.
 
         Args:
@@ -202,6 +216,9 @@ class Run(Shown, run_reader.Run):
             overrides: Changes of the run's configuration, such as ``device=cpu``.
             best: Take the best checkpoint instead of the last one.
             average: Take the running average of the weights if there is one.
+            length: Number of tokens with which a language model continues a text, 32 if None.
+            temperature: Below 1 it favours likely tokens, at 0 it takes the likeliest; 1 if None.
+            seed: Another one draws other tokens; 1 if None.
 
         Returns:
             For each input its answer, values by name, such as ``class`` and ``probability``; ``picture`` is a uint8
@@ -211,14 +228,20 @@ class Run(Shown, run_reader.Run):
             DataError: An input is unusable.
             MptrainError: The run cannot predict.
         """
+        from mptrain.cli.command import WRITING
         from mptrain.run.prediction import predictor
         from mptrain.system.process_state import caller_restored
 
         if odd := [word for word in overrides if isinstance(word, str) and "=" not in word]:
             raise UsageError(f"{odd[0]} is no KEY=VALUE", "give several inputs as a list: predict([...])")
         require_words(overrides, self.given)
-        restored, folder = caller_restored(), str(self.paths.root)
-        with restored, predictor(folder, overrides, _which(best), average=average, given=self.given) as loaded:
+        chosen = {"--length": length, "--temperature": temperature, "--seed": seed}
+        texts = {name: str(value) for name, value in chosen.items() if value is not None}
+        writing = {option.name[2:]: option.parse(texts[option.name]) for option in WRITING if option.name in texts}
+        opened = predictor(
+            str(self.paths.root), overrides, _which(best), average=average, writing=writing, given=self.given
+        )
+        with caller_restored(), opened as loaded:
             for note in loaded.notes:
                 warnings.warn(note, stacklevel=3)
             predictions = list(loaded.predict(_inputs(inputs, loaded.source)))

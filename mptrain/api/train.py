@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from mptrain.api.given import OWN_LOSS, given_parts
 from mptrain.api.run import PARTS, Run, in_python, open_run, require_words, run_in_errors
 from mptrain.api.training import function_of_program, trained
@@ -24,6 +26,7 @@ from mptrain.engine.options import OnStep, StopFunction
 from mptrain.run.resume import launch
 from mptrain.runlog.record_writer import Sink
 from mptrain.system.errors import ConfigError, UsageError, did_you_mean
+from mptrain.workloads.base.map_style import OF_LOADER
 from mptrain.workloads.tables.datasets.table import PATH as TABLE
 
 
@@ -131,5 +134,7 @@ def _require_words(overrides: Sequence[Any], words: Mapping[str, Any]) -> None:
         what = f"mptrain.train has no argument {', '.join(words)}"
         if {*words} & {"loss", "loss_fn", "loss_function", "criterion"}:
             raise UsageError(what, OWN_LOSS)
+        if any(isinstance(value, DataLoader) for value in words.values()):
+            raise UsageError(what, OF_LOADER)
         meant = [_arguments(name, value, catalogue) for name, value in words.items()]
         raise UsageError(what, f"keys and options are words: mptrain.train({', '.join(meant)})")

@@ -113,6 +113,13 @@ def any_number(text: str) -> float:
 CONFIG_DIR = Option("--config-dir", "add a folder with your own groups and options", "DIR", "-cd", many=True)
 CONFIG_NAME = Option("--config-name", "another top-level config file (default: train)", "NAME", "-cn", default="train")
 
+#: Options of ``predict`` about the text that a network writes; without one, the default of its task holds.
+WRITING = (
+    Option("--length", "number of tokens that continue a text (default: 32)", "N", read=whole_number(100_000)),
+    Option("--temperature", "below 1 favours likely tokens, 0 the best (default: 1)", "X", read=number_from_zero),
+    Option("--seed", "draw others (default: 1)", "N", read=whole_number(2**31)),
+)
+
 #: Options about config files.
 FOLDERS = (CONFIG_DIR, CONFIG_NAME)
 

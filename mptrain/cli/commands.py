@@ -29,6 +29,7 @@ from mptrain.cli.command import (
     RUN_OR_SWEEP,
     SHELL,
     TRAINING,
+    WRITING,
     Argument,
     Command,
     Option,
@@ -37,7 +38,6 @@ from mptrain.cli.command import (
     command,
     composed,
     named_folder,
-    number_from_zero,
     run_folder,
     whole_number,
 )
@@ -148,9 +148,7 @@ def _eval(arguments: Namespace) -> Outcome:
         RAW,
         Option("--jsonl", "print a JSON object in a line for each input, with all that is known"),
         Option("--output", "write pictures with the answers into a new folder", "FOLDER"),
-        Option("--length", "number of tokens that continue a text (default: 32)", "N", read=whole_number(100_000)),
-        Option("--temperature", "below 1 favours likely tokens, 0 the best (default: 1)", "X", read=number_from_zero),
-        Option("--seed", "draw others (default: 1)", "N", read=whole_number(2**31)),
+        *WRITING,
     ),
 )
 def _predict(arguments: Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from mptrain.cli.command import run_folder
+from mptrain.cli.command import WRITING, run_folder
 from mptrain.cli.messages import print_rows, say, warn
 from mptrain.config.catalogue import Catalogue, configs_folder
 from mptrain.config.compose import is_allow_override, search_path
@@ -154,7 +154,7 @@ def predict(arguments: Namespace) -> int:
         raise UsageError("predict needs inputs", "name files or folders, or - for lines of standard input")
     which: Literal["last", "best"] = "best" if arguments.best else "last"
     with contextlib.ExitStack() as stack:
-        given = {name: getattr(arguments, name) for name in ("length", "temperature", "seed")}
+        given = {option.name[2:]: getattr(arguments, option.name[2:]) for option in WRITING}
         writing = {name: value for name, value in given.items() if value is not None}
         loaded = stack.enter_context(
             predictor(run, arguments.overrides, which, average=not arguments.raw, writing=writing)

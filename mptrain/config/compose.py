@@ -44,22 +44,31 @@ _SECTION, _NAME = "extensions", "allow"
 _KEY = f"{_SECTION}.{_NAME}"
 
 
-def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, allow: Sequence[str] = ()) -> None:
+def apply_typed_allow(
+    node: DictConfig, words: Iterable[Override], where: str, allow: Sequence[str] = (), *, given: bool = False
+) -> list[str]:
     """Set the packages that a configuration may call (``extensions.allow``) to the ones that the user typed, in place.
 
     Called before any class or function that the configuration names is imported, with the merged tree before the value
     overrides are applied. Raise ConfigError if the files, ``where`` in messages, allow packages that neither the
     overrides nor ``allow`` contain.
+
+    If a Python program has given parts, ``given``, files allow nothing instead, and the packages that they would allow
+    are returned: the program's own code needs no permission, and any other is refused by its own name.
     """
     typed = [_given(word) for word in words if word.key_or_group in (_SECTION, _KEY)]
     typed = [value for value in typed if value is not None]
     if typed:  # an invalid value is reported when the section is checked
         node[_SECTION] = {_NAME: typed[-1] if _packages(typed[-1]) is not None else []}
-        return
+        return []
     from_files = _of_tree(node)
     packages = _packages(from_files)
+    if packages and given and isinstance(section := node[_SECTION], DictConfig):
+        section[_NAME] = []
+        return packages
     if packages is None or not set(packages) <= set(allow):
         raise ConfigError(untrusted_code(where, packages if packages is not None else [show(from_files)]))
+    return []
 
 
 def untrusted_code(where: str, packages: Sequence[str], line: str = "") -> Problem:
@@ -274,11 +283,14 @@ def recompose(
         what = f"{text} has no effect on a saved run: its configuration is already composed"
         problems.append(Problem(what, "leave it out"))
     words = dataclasses.replace(words, problems=tuple(problems))
-    apply_typed_allow(node, words.values, "the saved configuration", allow)
+    unused = apply_typed_allow(node, words.values, "the saved configuration", allow, given=bool(given))
     if words.groups and not words.problems:
         composer.choose_again(node, [str(word.input_line) for word in words.groups])
     fetch = fetch or download_arguments(words, ours=False)
-    return assemble(node, {}, words, composer.catalogue, tuple(overrides), fetch, given)
+    config = assemble(node, {}, words, composer.catalogue, tuple(overrides), fetch, given)
+    if unused:  # for the record: the command line, where nothing is given, needs them
+        config.tree[_SECTION][_NAME] = unused
+    return config
 
 
 class Composer:

@@ -54,8 +54,8 @@ def find_lr(*overrides: str, **arguments: Any) -> FoundRate:
 
     Returns:
         Rates: ``suggested``, a tenth of that of the lowest loss; ``lowest``, where the loss was lowest; ``steepest``,
-        where it fell fastest; ``explodes``, from which it grew without end, None if no rate did it. ``plot()`` is the
-        figure, and ``run`` the run.
+        where it fell fastest, None if that is not clear; ``explodes``, from which it grew without end, None if no rate
+        did it. ``plot()`` is the figure, and ``run`` the run.
 
     Raises:
         DataError: The loss did not fall at any rate, so that none can be suggested.

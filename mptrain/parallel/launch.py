@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator, DistributedCommunicator
 from mptrain.parallel.torchrun import (
     RankLost,
+    count_run,
     describe_ended_rank,
     is_rank_loss,
     ranks_store,
@@ -69,6 +70,7 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
                 f"distributed.procs={options.procs}, but torchrun has started {torchrun.count} ranks",
                 "set distributed.procs=null: the option is for runs without torchrun",
             )
+        count_run()
         store = ranks_store(options.timeout)
         rendezvous(store, torchrun.rank, torchrun.count, options.timeout)
         group = DistributedCommunicator(

@@ -308,11 +308,30 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
 _COME, _ALL, _REFUSAL, _SPOKEN = "come", "all", "refusal", "spoken"
 
 
+#: Number of the run that this program is at or was at last, from 0; -1 before the first. It is the same on all ranks,
+#: and again after a restart, because they all run the same program.
+_number_of_run = -1
+
+
+def count_run() -> None:
+    """Count a run that the ranks of torchrun begin: those of a second one in a program meet under keys of their own.
+
+    Raise EnvironmentRefused for a second one if rank 0 hosts the store, which ends with the first.
+    """
+    global _number_of_run
+    if _number_of_run >= 0 and not agent_keeps_the_store():
+        raise EnvironmentRefused(
+            "ranks that torchrun's agent has not started train one run in a program",
+            "start them with torchrun, or a program for each run",
+        )
+    _number_of_run += 1
+
+
 def ranks_store(timeout: float) -> Store:
-    """Connect as `store_of_torchrun`, to the keys of the ranks that torchrun has now started."""
+    """Connect as `store_of_torchrun`, to the keys of this run of the ranks that torchrun has now started."""
     from torch.distributed import PrefixStore
 
-    return PrefixStore(f"ranks/{restarts()}", store_of_torchrun(timeout))
+    return PrefixStore(f"ranks/{restarts()}/{max(_number_of_run, 0)}", store_of_torchrun(timeout))
 
 
 def tell_refusal(error: MptrainError) -> None:
@@ -376,8 +395,8 @@ def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
         raise RankLost(f"the store at {rendezvous_endpoint()} was closed before all ranks had joined") from error
 
 
-#: Store key of the run directory, which rank 0 sets for ranks that torchrun restarts.
-_RUN = "mptrain/run"
+#: Store key of the directory of a run, with its number, which rank 0 sets for ranks that torchrun restarts.
+_RUN = "mptrain/run/{}"
 
 
 def remember_run(root: str) -> None:
@@ -386,12 +405,12 @@ def remember_run(root: str) -> None:
     Does nothing without torchrun, or if the store does not outlive the ranks.
     """
     if torchrun_rank() is not None and agent_keeps_the_store():
-        store_of_torchrun().set(_RUN, root)
+        store_of_torchrun().set(_RUN.format(_number_of_run), root)
 
 
 def run_before_restart() -> str | None:
     """Return the run directory that `remember_run` wrote before torchrun restarted the ranks; None if there is none."""
     if torchrun_rank() is None or not agent_keeps_the_store():
         return None
-    store = store_of_torchrun()
-    return store.get(_RUN).decode() if store.check([_RUN]) else None
+    store, key = store_of_torchrun(), _RUN.format(_number_of_run)
+    return store.get(key).decode() if store.check([key]) else None

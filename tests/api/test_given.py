@@ -74,6 +74,41 @@ def test_a_class_trains_as_yaml_that_names_it(net, tmp_path):
     assert losses(function) == losses(run)
 
 
+def test_the_class_of_a_run_from_yaml_is_given_without_its_permission(net, tmp_path):
+    target, allow = "model._target_=my_given_net.Net", "extensions.allow=[my_given_net]"
+    done = run_in_process(*WORDS, target, "~model.widths", allow, "run.name=yaml", "threads=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    alone, given = mptrain.open_run("yaml"), mptrain.open_run("yaml", model=net)
+    calls = (("evaluate", ()), ("model", ()), ("predict", ("a.png",)), ("resume", ()), ("export", ("net.pt",)))
+    for name, arguments in calls:
+        with pytest.raises(ConfigError, match="runs code from outside mptrain") as caught:
+            getattr(alone, name)(*arguments)
+        assert caught.value.hint == f'if you trust that code, call .{name}(..., "{allow}")'
+    assert given.evaluate().metrics == alone.evaluate(allow).metrics
+    assert given.export("net.pt").exists()
+    assert torch.equal(given.model().head.weight, alone.model(allow).head.weight)
+    longer = given.resume(epochs=4, show=False)
+    assert len(list(longer.steps())) == 24
+    assert "  allow:\n  - my_given_net\n" in longer.config  # what the command line still needs
+
+
+def test_code_of_a_run_from_yaml_that_is_not_given_needs_its_permission(net, tmp_path):
+    (tmp_path / "my_rule.py").write_text("import torch\nclass Rule(torch.optim.SGD):\n    pass\n")
+    own = ("model._target_=my_given_net.Net", "~model.widths", "optimizer._target_=my_rule.Rule")
+    allow = "extensions.allow=[my_given_net,my_rule]"
+    done = run_in_process(*WORDS, *own, allow, "run.name=yaml", "threads=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = mptrain.open_run("yaml", model=net)
+    sys.modules.pop("my_rule", None)
+    for call in (run.evaluate, run.model, run.resume):
+        with pytest.raises(ConfigError, match=r"my_rule\.Rule' is not in an allowed package") as caught:
+            call()
+        assert caught.value.hint.endswith(f'call .{call.__name__}(..., "extensions.allow=[my_rule.*]")')
+    assert "my_rule" not in sys.modules
+    assert run.evaluate("extensions.allow=[my_rule.*]").metrics
+    del sys.modules["my_rule"]
+
+
 @pytest.mark.parametrize("update", [True, False])
 def test_a_module_has_the_trained_weights_afterwards_or_is_untouched(net, update):
     torch.manual_seed(3)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import mptrain
 from mptrain.system.errors import MptrainError
@@ -30,7 +31,7 @@ CALLS = {
         r"an override is a list; each word is an argument of its own: \(\*words\)",
     ),
     "values to sweep": (lambda: mptrain.train("seed=1,2"), "two values for one key: call train once for each"),
-    "a configuration": (lambda: mptrain.train(config_name="none"), "config_name= none: no such file"),
+    "a configuration": (lambda: mptrain.train(config_name="none"), "config_name=none: no such file"),
     "a filter": (lambda: mptrain.runs("outputs", "sede=1"), "sede=1: no run has the key"),
     "a number": (lambda: mptrain.runs("outputs", sort="topp"), "sort=topp: no run has such a number"),
     "a mistyped folder": (lambda: mptrain.runs("outptus"), "no folder outptus; did you mean outputs"),
@@ -39,7 +40,14 @@ CALLS = {
         lambda: mptrain.compare(logs={"a": "log.csv", "b": "log.csv"}, metric="loss"),
         "needs margin=.*margin=0.01",
     ),
-    "an ending": (lambda: mptrain.open_run("good").export("net.zip"), "output= net.zip"),
+    "a loader": (
+        lambda: mptrain.train("model=mlp", dataloader=DataLoader([(torch.ones(2), 0)])),
+        r"no argument dataloader; .*data=loader\.dataset.*train\.batch_size=N",
+    ),
+    "a length": (lambda: mptrain.open_run("good").predict("a", length=0), "length=0: must be a whole number from 1 to"),
+    "a seed": (lambda: mptrain.open_run("good").predict("a", seed=True), "seed=True: must be .*; seed=N: draw others"),
+    "heat": (lambda: mptrain.open_run("good").predict("a", temperature=-1), "temperature=-1: must be 0 or a positive"),
+    "an ending": (lambda: mptrain.open_run("good").export("net.zip"), "output=net.zip"),
 }
 
 

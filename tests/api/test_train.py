@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch
 import mptrain
 from mptrain.system.errors import ConfigError, DataError, Preempted, UsageError
 from mptrain.system.records import EpochRecord, StepRecord
-from tests.small_runs import TINY, run_in_process
+from tests.small_runs import TINY, environment, run_in_process
 
 NAMED = (*TINY, "run.name=run", "threads=1", "train.deterministic=true")
 
@@ -178,3 +180,27 @@ def test_parts_and_classes_are_not_guessed(recwarn, capsys):
     below = torch.utils.data.TensorDataset(one.tensors[0], one.tensors[1] - 1)
     with pytest.raises(DataError, match="a target is -1"):
         mptrain.train(*words, data=(below, one), show=False)
+
+
+TWO_RUNS = """
+import mptrain
+
+for seed in (1, 2):
+    run = mptrain.train(*WORDS, f"seed={seed}", f"run.name=run{seed}", show=False)
+    print(run.state.status)
+"""
+
+
+@pytest.mark.distributed
+def test_a_program_of_torchrun_trains_one_run_after_the_other(tmp_path):
+    words = (*TINY, "precision=fp32", "threads=1", "distributed.timeout=30")
+    (tmp_path / "two.py").write_text(TWO_RUNS.replace("WORDS", repr(words)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "two.py"]
+    done = subprocess.run(
+        torchrun, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 4
+    losses = [[step.loss for step in mptrain.open_run(tmp_path / f"outputs/run{seed}").steps()] for seed in (1, 2)]
+    assert losses[0] != losses[1]
+    assert len(losses[0]) == len(losses[1]) == 18

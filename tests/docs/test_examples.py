@@ -51,7 +51,7 @@ def test_a_run_is_started_from_python(tmp_path):
 def test_the_notebook_goes_from_training_to_a_prediction(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     found, shown = executed("tour.ipynb")
-    assert "<td>done</td>" in shown[0]._repr_html_()
+    assert "<dd>done</dd>" in shown[0]._repr_html_()
     assert shown[1]._repr_svg_().startswith("<?xml")
     assert found["found"]["7.bias"] > 0
     said = capsys.readouterr().out

@@ -120,6 +120,20 @@ def test_in_place_of_a_constant_scale_comes_one_that_follows_the_gradients(words
     assert begins_at(config, remedy.words) == 2**16
 
 
+def test_small_gradients_that_are_exact_are_a_note_and_nothing_to_fix(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = (*TINY, "threads=1", "precision=fp16_static", "scaler.scale=0.015625", "run.name=run")
+    assert main([*words]) == 0
+    capsys.readouterr()
+    assert main(["diagnose", "run"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Step 19 is finite, forward and backward")
+    assert "of the nonzero FP16 gradients are below 2^-14 at loss scale 0.015625" in said
+    assert "scaler=" not in said
+    assert "Fixes tested" not in said
+    assert "the fix" not in said
+
+
 def a_case(gradient, scaler="dynamic"):
     """A case whose FP16 gradients at each scale are those of ``gradient``, which has zeros alone below some scale."""
     from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler

@@ -11,7 +11,17 @@ import time
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from mptrain.parallel.torchrun import RankLost, ranks_store, rendezvous, store_of_torchrun, tell_refusal
+from mptrain.parallel import torchrun
+from mptrain.parallel.torchrun import (
+    RankLost,
+    count_run,
+    ranks_store,
+    remember_run,
+    rendezvous,
+    run_before_restart,
+    store_of_torchrun,
+    tell_refusal,
+)
 from mptrain.system.errors import ConfigError, EnvironmentRefused, MptrainError
 
 
@@ -86,6 +96,33 @@ def test_all_who_come_go_on(port):
     for thread in threads:
         thread.join()
     assert met == [None] * 3
+
+
+def test_a_second_run_of_a_program_meets_under_other_keys_and_finds_no_run_to_resume(port, monkeypatch):
+    agent = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(torchrun, "_number_of_run", -1)
+    for name in ("first", "second"):
+        count_run()
+        store = ranks_store(30)
+        assert not store.check(["all"])
+        assert run_before_restart() is None
+        store.set("all", "")
+        remember_run(name)
+    monkeypatch.setattr(torchrun, "_number_of_run", -1)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for name in ("first", "second"):  # the same program again
+        count_run()
+        assert not ranks_store(30).check(["all"])
+        assert run_before_restart() == name
+    del agent
+
+
+def test_a_second_run_of_ranks_that_no_agent_has_started_is_refused(port, monkeypatch):
+    monkeypatch.setattr(torchrun, "_number_of_run", -1)
+    count_run()
+    with pytest.raises(EnvironmentRefused, match="train one run in a program"):
+        count_run()
 
 
 def test_the_first_rank_tells_why_another_did_not_come(port, monkeypatch):

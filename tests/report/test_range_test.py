@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import shlex
 
 import pytest
@@ -55,6 +56,23 @@ def test_a_loss_that_never_explodes_is_said_and_one_that_does_not_fall_suggests_
         read_range_test(steps(lambda rate: 2.3))
     with pytest.raises(DataError, match="a range test of 15 updates says nothing"):
         read_range_test(steps(lambda rate: 2.3, count=15))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.5])
+def test_the_steepest_fall_is_none_of_noise(noise):
+    """Beyond 1e-3 the loss falls by 1 within two decades, the fastest at 1e-2, and by nothing before."""
+    chance = random.Random(1)
+
+    def loss(rate):
+        share = min(max(math.log10(rate / 1e-3) / 2, 0.0), 1.0)
+        return 2.3 - share**2 * (3 - 2 * share) + chance.gauss(0, noise) + 5 * (rate > 1)
+
+    found = read_range_test(steps(loss))
+    if noise < 0.5:
+        assert 3e-3 < found.steepest < 3e-2
+    else:  # ten losses beside one another differ by 0.22
+        assert found.steepest is None
+        assert "falls fastest: not clear" in repr(found)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.long)])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import mptrain
 from mptrain.config.compose import reload
 from mptrain.engine.checkpointing import load_weights
 from mptrain.engine.evaluate import measuring
@@ -173,6 +174,21 @@ def test_a_prompt_is_measured_as_a_window_of_the_evaluation_and_continued(tmp_pa
     assert short.answer["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
     assert short.answer["continuation"] == loaded.source.vocabulary.text(whole)
     assert (long.remark, none.error) == ("its last 17 of 25 tokens were used", "it has fewer than two tokens")
+
+
+@pytest.mark.long
+def test_texts_are_written_alike_from_python_and_by_the_command(tmp_path, monkeypatch):
+    words, _ = prompts(tmp_path)
+    assert run_in_process(*words, "precision=fp32", cwd=tmp_path).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("the quick\nfox\n")
+    run = mptrain.open_run("run")
+    for options in ({}, {"length": 5}, {"length": 40, "temperature": 0}, {"temperature": 0.5, "seed": 7}):
+        flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        done = run_in_process("predict", "run", "prompts.txt", "--jsonl", *flags, cwd=tmp_path)
+        expected = [json.loads(line)["continuation"] for line in done.stdout.splitlines()]
+        assert [answer["continuation"] for answer in run.predict(["the quick", "fox"], **options)] == expected
+        assert len(expected) == 2
 
 
 @pytest.mark.long

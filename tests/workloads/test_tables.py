@@ -190,16 +190,32 @@ def test_columns_of_0_and_1_are_labels_and_others_values():
         ({"odd": [[1]] * 60}, "odd is mixed", "ignore"),
         (
             {"area": [math.inf, 1.0, -math.inf] * 20},
-            "train: area is no finite number of float32 in 40 rows: 1, 3,",
+            "train: area is no finite number of float32 in 40 rows: index 0, 2,",
             "fix",
         ),
-        ({"price": [None, 1.0, 2.0] * 20}, "train: price is missing in 20 rows: 1, 4, 7, 10, 13 and 15 more", "drop"),
+        (
+            {"price": [None, 1.0, 2.0] * 20},
+            "train: price is missing in 20 rows: index 0, 3, 6, 9, 12 and 15 more",
+            "drop",
+        ),
     ],
 )
 def test_a_column_that_cannot_be_used_is_named(change, reason, hint):
     with pytest.raises(DataError, match=reason) as caught:
         table(houses().assign(**change))
     assert re.search(hint, caught.value.hint)
+
+
+def test_rows_of_a_file_are_counted_from_1_and_those_of_a_frame_named_by_their_labels(tmp_path):
+    frame = houses()
+    frame.loc[4, "price"] = None
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(DataError, match=r"^train: price is missing in 1 row: 5(\n|$)"):
+        load_table(path=tmp_path / "rows.csv", target="price")
+    with pytest.raises(DataError, match=r"^train: price is missing in 1 row: index 4(\n|$)"):
+        table(frame)
+    with pytest.raises(DataError, match=r"^val: price is missing in 1 row: index h4(\n|$)"):
+        table({"train": houses(), "val": frame.rename(index="h{}".format)})
 
 
 def test_what_is_not_there_is_named_with_the_nearest_name(tmp_path):

@@ -54,7 +54,6 @@ from mptrain.precision.apply import input_dtype
 from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.run.build.parts import build
 from mptrain.runlog.diagnosis_file import CauseKind, Examination, FurtherCause, Remedy
-from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.system.errors import ConfigError, EnvironmentRefused, did_you_mean
 from mptrain.system.records import ExponentCounts
 from mptrain.system.words import listed
@@ -115,9 +114,8 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
         return _keeping(case, case.rounded[0].rpartition(".")[0], True), _wide_inputs(case, True)
     if case.underflow_matters:
         return _keeping(case, case.lost[0].module, True), _other_precisions(case, True)
-    exact = accuracy is not None and not accuracy.inexact_gradients
-    constant = isinstance(case.learner.scaler, (StaticScaler, NoScaler))
-    if (small := small_gradients(case.seen)) is not None and (constant or not exact):
+    exact = accuracy is not None and not accuracy.inexact_gradients  # small gradients are then no fault, only a note
+    if not exact and (small := small_gradients(case.seen)) is not None:
         return ((higher_scale(case, *small, _half_gradients(case.seen, case.exact or case.seen)),),)
     return ()
 

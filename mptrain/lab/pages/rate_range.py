@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,8 +16,9 @@ from mptrain.system.errors import DataError
 from mptrain.system.records import StepRecord
 from mptrain.system.words import number
 
-#: Weight of the past in the moving mean of the loss, and updates at the beginning without which it says little.
-_PAST, _BEGIN = 0.95, 10
+#: Weight of the past in the moving mean of the loss; updates at the beginning without which it says little; and
+#: standard deviations of noise that the steepest fall exceeds, as hardly one of a few hundred does by chance.
+_PAST, _BEGIN, _CLEAR = 0.95, 10, 4.0
 
 #: Multiple of the lowest mean loss, above the loss at the beginning, that counts as exploding; and the usual distance
 #: of a rate that trains well from that of the lowest loss.
@@ -32,7 +33,8 @@ class RangeTest(Shown):
         rates: Learning rate of each update, ascending.
         losses: Loss of each update, and ``means`` its moving mean, corrected for its beginning.
         lowest: Rate at which the moving mean was lowest.
-        steepest: Rate at which it fell fastest.
+        steepest: Rate at which the loss fell fastest, over updates beside one another; None if no fall stands out of
+            the noise of the losses.
         explodes: Rate from which it grew without end or was not finite; None if no rate did it.
     """
 
@@ -40,7 +42,7 @@ class RangeTest(Shown):
     losses: tuple[float, ...]
     means: tuple[float, ...]
     lowest: float
-    steepest: float
+    steepest: float | None
     explodes: float | None
 
     @property
@@ -55,7 +57,7 @@ class RangeTest(Shown):
         rates = facts(
             ("suggested", f"{self.suggested:g}, a tenth of that of the lowest loss"),
             ("lowest loss", f"at {self.lowest:.2g}: {number(min(self.means[_BEGIN:]))}, moving mean"),
-            ("falls fastest", f"at {self.steepest:.2g}"),
+            ("falls fastest", f"at {self.steepest:.2g}" if self.steepest else "not clear: no fall exceeds the noise"),
             ("explodes", explodes),
             ("tried", tried),
         )
@@ -111,7 +113,6 @@ def read_range_test(steps: Iterable[StepRecord]) -> RangeTest:
             "choose a smaller optimizer.lr, or more train.max_steps",
         )
     best = min(range(_BEGIN, len(means)), key=means.__getitem__)
-    falls = [earlier - other for earlier, other in pairwise(means[: best + 1])]
     if best == _BEGIN or means[best] > 0.99 * means[0]:
         raise DataError(
             f"the loss did not fall at any rate from {rates[0]:.1e} to {rates[-1]:.1e}",
@@ -119,8 +120,20 @@ def read_range_test(steps: Iterable[StepRecord]) -> RangeTest:
         )
     limit = max(_EXPLODES * means[best], means[0])
     exploded = next((rates[at] for at in range(best, len(means)) if means[at] > limit), exploded)
-    steepest = 1 + max(range(_BEGIN, best), key=falls.__getitem__)
-    return RangeTest(tuple(rates), tuple(losses), tuple(means), rates[best], rates[steepest], exploded)
+    steepest = _steepest(rates, losses[: best + 1])
+    return RangeTest(tuple(rates), tuple(losses), tuple(means), rates[best], steepest, exploded)
+
+
+def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Return the rate from which on `_BEGIN` losses are lower than as many before it, by most; None if noise may do so.
+
+    The noise of a difference of two losses is estimated from neighbours, in which a slow fall hardly counts.
+    """
+    tried = range(_BEGIN, len(losses) - _BEGIN + 1)
+    falls = {rates[at]: sum(losses[at - _BEGIN : at]) - sum(losses[at : at + _BEGIN]) for at in tried}
+    noise = math.sqrt(sum((after - before) ** 2 for before, after in pairwise(losses)) / len(losses))
+    clear = (rate for rate, fall in falls.items() if fall > _CLEAR * noise * math.sqrt(_BEGIN))
+    return max(clear, key=falls.__getitem__, default=None)
 
 
 def range_test_page(title: str, range_test: RangeTest, command: str) -> Page:

@@ -69,6 +69,10 @@ def parts_by_name(made: Any, is_one: Callable[[Any], bool]) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
+#: Hint for a loader where data are wanted.
+OF_LOADER = 'give its data set, data=loader.dataset, and the size of its batches, "train.batch_size=N"'
+
+
 def torch_parts(made: Any) -> dict[str, Any]:
     """Return the datasets in what a user's class or function has returned, by the names of `parts_by_name`.
 
@@ -80,7 +84,8 @@ def torch_parts(made: Any) -> dict[str, Any]:
     for name, part in parts.items():
         if isinstance(part, IterableDataset | DataLoader):
             why = "a run makes its own batches, and resumes by the index of a sample"
-            raise DataError(f"{name} is {instance(part)}: {why}", "give a map-style torch.utils.data.Dataset")
+            hint = OF_LOADER if isinstance(part, DataLoader) else "give a map-style torch.utils.data.Dataset"
+            raise DataError(f"{name} is {instance(part)}: {why}", hint)
         if hasattr(part, "__array__"):
             raise DataError(f"{name} is {instance(part)} alone", "give a pair (inputs, targets)")
     parts = {name: _in_memory(name, *part) if _is_pair(part) else part for name, part in parts.items()}

@@ -371,9 +371,10 @@ def test_what_is_no_dataset_is_left_to_the_other_protocol():
         train = 3
 
     assert torch_parts(Own()) == torch_parts({}) == torch_parts(5) == {}
-    for part in (DataLoader(TensorDataset(ONE)), ChainDataset([])):
-        with pytest.raises(DataError, match=r"^train is a .*Data.*: a run makes its own batches"):
+    for part, hint in ((DataLoader(TensorDataset(ONE)), "data=loader.dataset"), (ChainDataset([]), "a map-style")):
+        with pytest.raises(DataError, match=r"^train is a .*Data.*: a run makes its own batches") as caught:
             torch_parts((part, None))
+        assert hint in caught.value.hint
     assert list(torch_parts(random_split(Pairs((ONE, 1), (ONE, 2)), [1, 1]))) == ["train", "val"]
 
 

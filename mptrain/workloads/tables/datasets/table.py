@@ -166,8 +166,11 @@ def number_of(value: Any) -> float:
         return math.nan
 
 
-def read_column(part: str, table: Mapping[str, Cells], name: str, kind: str) -> Cells:
+def read_column(part: str, table: Mapping[str, Cells], name: str, kind: str, index: Sequence[Any] = ()) -> Cells:
     """Return the cells of a column of values, None for missing ones.
+
+    ``index`` has the labels of the rows of a program's frame, by which messages name them; empty for rows of a file,
+    which count from 1.
 
     DataError is raised if there is no such column, or a number is needed and a value is none.
     """
@@ -176,16 +179,19 @@ def read_column(part: str, table: Mapping[str, Cells], name: str, kind: str) -> 
     cells = [None if value is None or value != value else read(value) for value in table[name]]
     if kind == "number":
         odd = (cell is not None and not abs(cell) <= LARGEST for cell in cells)
-        _refuse(part, name, odd, "is no finite number of float32")
+        _refuse(part, name, odd, "is no finite number of float32", index)
     return cells
 
 
-def read_inputs(part: str, table: Mapping[str, Cells], encoding: Encoding) -> dict[str, Cells]:
-    """Return the cells of the columns of inputs by name; the errors are those of `read_column`."""
-    return {column["name"]: read_column(part, table, column["name"], column["kind"]) for column in encoding["columns"]}
+def read_inputs(
+    part: str, table: Mapping[str, Cells], encoding: Encoding, index: Sequence[Any] = ()
+) -> dict[str, Cells]:
+    """Return the cells of the columns of inputs by name; ``index`` and errors are those of `read_column`."""
+    kinds = {column["name"]: column["kind"] for column in encoding["columns"]}
+    return {name: read_column(part, table, name, kind, index) for name, kind in kinds.items()}
 
 
-def read_targets(part: str, table: Mapping[str, Cells], encoding: Encoding) -> Tensor:
+def read_targets(part: str, table: Mapping[str, Cells], encoding: Encoding, index: Sequence[Any] = ()) -> Tensor:
     """Return the targets of rows: classes int64 ``[N]``, values float64 ``[N]`` or ``[N, K]``, or labels ``[N, K]``.
 
     DataError names the rows without a target, of another class, or with a label that is neither 0 nor 1.
@@ -193,12 +199,12 @@ def read_targets(part: str, table: Mapping[str, Cells], encoding: Encoding) -> T
     kind, columns = encoding["target_kind"], []
     classes = {name: number for number, name in enumerate(encoding["outputs"].get("class_names", ()))}
     for name in encoding["targets"]:
-        cells = read_column(part, table, name, "category" if kind == "classes" else "number")
-        _refuse(part, name, (cell is None for cell in cells), "is missing")
+        cells = read_column(part, table, name, "category" if kind == "classes" else "number", index)
+        _refuse(part, name, (cell is None for cell in cells), "is missing", index)
         if kind == "classes":
-            _refuse(part, name, (cell not in classes for cell in cells), "is no class of the training data")
+            _refuse(part, name, (cell not in classes for cell in cells), "is no class of the training data", index)
         elif kind == "labels":
-            _refuse(part, name, (cell not in (0, 1) for cell in cells), "is neither 0 nor 1")
+            _refuse(part, name, (cell not in (0, 1) for cell in cells), "is neither 0 nor 1", index)
         columns.append([classes[cell] for cell in cells] if classes else cells)
     targets = torch.tensor(columns, dtype=torch.int64 if classes else torch.float64)
     return targets[0] if kind != "labels" and not columns[1:] else targets.T
@@ -209,9 +215,10 @@ def _require(part: str, table: Mapping[str, Any], name: str) -> None:
         raise DataError(f"{part} has no column {name}", suggest(name, table, f"it has {listed([*table], 20)}"))
 
 
-def _refuse(part: str, name: str, rows: Iterable[bool], what: str) -> None:
-    if numbers := [f"{number:,}" for number, odd in enumerate(rows, 1) if odd]:
-        where = f"{counted(len(numbers), 'row')}: {listed(numbers, 5)}"
+def _refuse(part: str, name: str, rows: Iterable[bool], what: str, index: Sequence[Any]) -> None:
+    if odd := [row for row, is_odd in enumerate(rows) if is_odd]:
+        names = [str(index[row]) if len(index) else f"{row + 1:,}" for row in odd]
+        where = f"{counted(len(odd), 'row')}: {'index ' if len(index) else ''}{listed(names, 5)}"
         raise DataError(f"{part}: {name} {what} in {where}", "fix these rows, or drop them")
 
 
@@ -356,8 +363,9 @@ class Table(SplitDataset[MapSplit]):
             hint = "two frames are train and val; for inputs and targets give one frame, with target=NAME"
             raise DataError(f"{odd[0]} has none of the columns of train", hint)
         encoding = planned(frames["train"], options) if options.fitted is None else saved_encoding(options.fitted)
-        inputs = {part: read_inputs(part, table, encoding) for part, table in tables.items()}
-        targets = {part: read_targets(part, table, encoding) for part, table in tables.items()}
+        index = {part: () if files else frame.index for part, frame in frames.items()}
+        inputs = {part: read_inputs(part, table, encoding, index[part]) for part, table in tables.items()}
+        targets = {part: read_targets(part, table, encoding, index[part]) for part, table in tables.items()}
         self._held, self.warnings = "", tuple[str, ...]()
         for part, cells in inputs.items():
             self.warnings += _counted(f"missing in {part}", {name: some.count(None) for name, some in cells.items()})
