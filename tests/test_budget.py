@@ -16,7 +16,7 @@ BUDGET = {
         "train, resume, evaluate, predict, export, open_run and runs from Python, with its models, data and tasks",
     ),
     "cli": (2_900, "commands, help, completion, messages, the display of a run"),
-    "config": (2_500, "Hydra's words, checked, with the nearest name of every mistake"),
+    "config": (2_550, "Hydra's words, checked, with the nearest name of every mistake"),
     "engine": (
         4_950,
         "the step, the loop, evaluation, resumable state, rehearsal, which tensor overflowed, memory by use, which updates are lost",
