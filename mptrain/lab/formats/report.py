@@ -32,12 +32,13 @@ class Band(NamedTuple):
     tone: Tone
 
 
-#: Bands of the error (`FormatErrors.error`), ascending; the last one has no end.
+#: Bands of the error (`FormatErrors.error`), ascending; the last one has no end. Of 64 trainings in formats (docs/formats.md)
+#: a loss grew by .03 nats or more in 1 of 22, 0 of 11, 8 of 16 and 14 of 15.
 BANDS = (
     Band(0.13, "no damage expected", "good"),
     Band(0.30, "little or no damage expected", ""),
-    Band(0.60, "damage expected", "warn"),
-    Band(math.inf, "large damage expected", "bad"),
+    Band(0.60, "damage possible", "warn"),
+    Band(math.inf, "damage expected", "bad"),
 )
 
 #: Share of the FLOPs below which the first sentence says how little was looked at.
