@@ -125,7 +125,7 @@ def quantize(
             raise UsageError(what, "say across which dimension they extend")
         sizes[1 - reduction if across is None else across] = rows
     sizes[reduction] = along
-    sizes = [length if size == WHOLE else min(size, length) for size, length in zip(sizes, shape, strict=True)]
+    sizes = [length if size == WHOLE or size > length else size for size, length in zip(sizes, shape, strict=True)]
     values = values.detach().float()
     magnitudes = _padded(values.abs(), sizes)
     padded = magnitudes.shape
