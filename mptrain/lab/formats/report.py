@@ -32,8 +32,8 @@ class Band(NamedTuple):
     tone: Tone
 
 
-#: Bands of the error (`FormatErrors.error`), ascending; the last one has no end. Of 64 trainings in formats (docs/formats.md)
-#: a loss grew by .03 nats or more in 1 of 22, 0 of 11, 8 of 16 and 14 of 15.
+#: Bands of the error (`FormatErrors.error`), ascending; the last one has no end. Of 64 trainings (docs/formats.md) the
+#: loss grew by .03 nats or more in 1 of 22, 0 of 11, 8 of 16 and 14 of 15.
 BANDS = (
     Band(0.13, "no damage expected", "good"),
     Band(0.30, "little or no damage expected", ""),
