@@ -182,6 +182,9 @@ class FormatsReport(Shown):
             f"filters for torchao let through torch.nn.Linear alone, {percent(of_linear, 1)} of these FLOPs"
             if last.keep is not None and of_linear < 1
             else "",
+            "in trials, keeping the last layer alone in FP32 did as well as keeping the layers named (docs/formats.md)"
+            if last.keep
+            else "",
             *self.remarks,
         ]
         return tuple(filter(None, sentences))
