@@ -13,13 +13,13 @@ from tests.measure import ROOT, lines_of
 BUDGET = {
     "api": (
         700,
-        "train, resume, evaluate, predict, export, open_run and runs from Python, with its models, data and tasks",
+        "train, resume, evaluate, predict, export, open_run and runs from Python, with its models, data, tasks and functions",
     ),
     "cli": (2_900, "commands, help, completion, messages, the display of a run"),
-    "config": (2_550, "Hydra's words, checked, with the nearest name of every mistake"),
+    "config": (2_550, "Hydra's words, checked, with the nearest name of every mistake; permissions"),
     "engine": (
         4_950,
-        "the step, the loop, evaluation, resumable state, rehearsal, which tensor overflowed, memory by use, which updates are lost",
+        "the step, the loop, evaluation, resumable state, rehearsal, which tensor overflowed, memory by use, which updates are lost, functions of a program that look at steps",
     ),
     "integrations": (
         1_600,

@@ -15,6 +15,7 @@ import multiprocessing
 import shutil
 import statistics
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +130,14 @@ def unit(job: tuple[str, int]) -> dict[str, Any]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def run(path: Path, processes: int) -> None:
-    """Run everything and write the results, also those that are there so far."""
-    jobs = [(name, seed) for seed in SEEDS for name in MODELS]
+def run(path: Path, processes: int, unit: Callable[[Any], dict[str, Any]], jobs: Sequence[tuple[Any, ...]]) -> None:
+    """Run all jobs and write their results, also those that are there so far."""
     results: dict[str, Any] = {"machine": facts(), "steps": STEPS, "units": []}
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
         for done in pool.imap_unordered(unit, jobs):
             results["units"].append(done)
             path.write_text(json.dumps(results, indent=1) + "\n")
-            print(done["model"], done["seed"], f"{done['fp32']:.3f}", flush=True)
+            print(len(results["units"]), "of", len(jobs), flush=True)
 
 
 def arms(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -222,17 +222,21 @@ def analyse(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Run or analyse the study."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def main(
+    unit: Callable[[Any], dict[str, Any]],
+    jobs: Sequence[tuple[Any, ...]],
+    analyse: Callable[[dict[str, Any]], str],
+) -> None:
+    """Run or analyse a study, as the command line says."""
+    parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("run", "analyse"))
     parser.add_argument("results", type=Path)
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.what == "run":
-        run(arguments.results, arguments.processes)
+        run(arguments.results, arguments.processes, unit, jobs)
     print(analyse(json.loads(arguments.results.read_text())))
 
 
 if __name__ == "__main__":
-    main()
+    main(unit, [(name, seed) for seed in SEEDS for name in MODELS], analyse)

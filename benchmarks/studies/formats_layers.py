@@ -8,9 +8,6 @@ The plan is in `formats.md`; what is below was committed with it before the firs
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import random
 import shutil
 import statistics
@@ -20,8 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import facts
-from benchmarks.studies.formats import DIVERGED, LOOKS, MODELS, SEEDS, STEPS, loss_after
+from benchmarks.studies.formats import DIVERGED, LOOKS, MODELS, SEEDS, STEPS, loss_after, main
 from mptrain.config.compose import compose
 from mptrain.lab.formats.examine import formats_of_config
 
@@ -63,17 +59,6 @@ def unit(job: tuple[str, str]) -> dict[str, Any]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def run(path: Path, processes: int) -> None:
-    """Run everything and write the results, also those that are there so far."""
-    jobs = [(name, emulate) for name in NETWORKS for emulate in FORMATS]
-    results: dict[str, Any] = {"machine": facts(), "steps": STEPS, "units": []}
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
-        for done in pool.imap_unordered(unit, jobs):
-            results["units"].append(done)
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            print(done["model"], done["format"], flush=True)
-
-
 def analyse(results: dict[str, Any]) -> str:
     """Return the damage of each arm, in nats: the mean over the seeds, with the smallest and the largest."""
     lines = [f"| model | format | {' | '.join(ARMS)} | named |", f"|{'---|' * (len(ARMS) + 3)}"]
@@ -88,17 +73,5 @@ def analyse(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Run or analyse the study."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=("run", "analyse"))
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    if arguments.what == "run":
-        run(arguments.results, arguments.processes)
-    print(analyse(json.loads(arguments.results.read_text())))
-
-
 if __name__ == "__main__":
-    main()
+    main(unit, [(name, emulate) for name in NETWORKS for emulate in FORMATS], analyse)

@@ -45,10 +45,8 @@ Role = Literal["output", "input gradient", "weight gradient"]
 _OPERANDS: Mapping[Any, tuple[int, int]] = {
     aten.mm.default: (0, 1),
     aten.addmm.default: (1, 2),
-    aten.addmm_.default: (1, 2),
     aten.bmm.default: (0, 1),
     aten.baddbmm.default: (1, 2),
-    aten.baddbmm_.default: (1, 2),
     aten.convolution.default: (0, 1),
 }
 
@@ -57,6 +55,8 @@ _OTHERS = frozenset(
     {
         aten._trilinear.default,
         aten.vdot.default,
+        aten.addmm_.default,
+        aten.baddbmm_.default,
         aten.conv_tbc.default,
         aten.conv_tbc_backward.default,
         aten._native_multi_head_attention.default,
